@@ -1,0 +1,77 @@
+// Reading a dump, an official case (golden.safetensors + its manifest: a partial baseline with noise floors) or a folder of
+// bare safetensors. One type for all, so that whatever compares needs not know where values came from.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "dumps/dtype.h"
+#include "dumps/safetensors.h"
+#include "dumps/writer.h"
+
+namespace assay {
+
+struct TensorStats {
+  double min = 0, max = 0, mean = 0, rms = 0;  // over finite values
+  int64_t non_finite = 0;
+};
+
+/// One tensor of a dump. `data` is null in hash and stats dumps.
+struct DumpTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  int64_t order = 0;
+  std::vector<std::string> inputs;
+  std::string role;
+  std::vector<std::string> axes;
+  std::string xxh3_128;               // 32 hex digits, empty where the source has none (official cases)
+  std::optional<TensorStats> stats;
+  const uint64_t* row_hashes = nullptr;  // one XXH3-64 per row (product of all axes but the last), or null
+  const std::byte* data = nullptr;
+  int64_t rows() const;     // product of all axes but the last
+  int64_t columns() const;  // last axis
+  int64_t elements() const { return rows() * columns(); }
+  size_t bytes() const { return size_t(elements()) * size_of(dtype); }
+};
+
+class Dump {
+ public:
+  enum class Kind { dump, official_case, bare };
+  /// Throws Error{malformed}: no such folder, unfinished dump, manifest that contradicts its files, bad hash table, ...
+  static Dump open(const std::filesystem::path& dir);
+
+  Kind kind() const { return kind_; }
+  const std::filesystem::path& path() const { return path_; }
+  const nlohmann::ordered_json& manifest() const { return manifest_; }
+  CaptureMode mode() const { return mode_; }
+  bool partial() const { return partial_; }  // extra tensors on the other side are no failure
+  /// In execution order: prompt, pass (mtp_* after decode), step, order; state and ids of a prompt last.
+  const std::vector<DumpTensor>& tensors() const { return tensors_; }
+  const DumpTensor* find(const std::string& name) const;
+  bool is_not_materialised(const std::string& name) const;
+  /// Official cases: floors of the official float32 (max_rel by row) per phase ("q_rope", "state/k"), the larger of the
+  /// full-capture prompt's and the others'. Empty for other kinds.
+  const std::unordered_map<std::string, double>& noise_floor() const { return noise_floor_; }
+
+ private:
+  Kind kind_ = Kind::dump;
+  std::filesystem::path path_;
+  nlohmann::ordered_json manifest_;
+  CaptureMode mode_ = CaptureMode::full;
+  bool partial_ = false;
+  std::vector<DumpTensor> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+  std::unordered_map<std::string, double> noise_floor_;
+  std::vector<Safetensors> files_;
+  std::vector<std::shared_ptr<MappedFile>> maps_;
+  std::vector<std::string> not_materialised_;
+};
+
+}  // namespace assay
