@@ -1,0 +1,102 @@
+// The table of CPU kernels: one set per instruction set, chosen at run time, all byte-identical (engine/NUMERICS.md).
+// An op's meaning, its order of sums and its forms stand in ops/<op>.cpp. That file is compiled once per instruction set, with
+// ASSAY_ISA naming the namespace; it defines one function per op there, collected by ops/isa_table.cpp.
+//
+// Every kernel works on a range [begin, end) of work items, so that a thread pool may cut it anywhere: no item's bits depend
+// on the cut. Preconditions are the caller's (cpu_backend.cpp); kernels check nothing.
+#pragma once
+#include <cstdint>
+
+#include "engine/model.h"
+
+namespace assay {
+
+enum class Isa : uint8_t { scalar, avx2, avx512 };   // avx2: with FMA and F16C; avx512: F, BW, DQ, VL
+
+/// y[t][n] = sum over k of w[n][k] * x[t][k], by the float rule (quantised rows are widened first), + bias[n].
+/// Items: output rows n.
+struct LinearArgs {
+  Matrix w;                 // [n, k]
+  const float* bias;        // [n] or null
+  const float* x;           // [tokens, k]
+  float* y;                 // [tokens, n]
+  int64_t tokens;
+};
+/// y[t] = widened row ids[t] of the table. Items: t.
+struct EmbedArgs {
+  Matrix table;             // [vocab, hidden]
+  const int32_t* ids;       // [tokens], each in [0, vocab)
+  float* y;                 // [tokens, hidden]
+};
+/// Items: rows. RMS norm over `columns`: the float rule. For head_norm every row has `heads` groups of `head_dim`: the head rule.
+struct NormArgs {
+  const float* x;           // [rows, columns] or [rows, heads*head_dim]
+  const float* w;           // [columns] or [head_dim]
+  float* y;
+  int64_t columns;          // rms_norm
+  int64_t heads, head_dim;  // head_norm
+  float eps;
+};
+/// Items: rows. cos/sin: [context, rotary/2] f32, made on the host in double (ops/rope_table.h).
+struct RopeArgs {
+  const float* x;           // [rows, heads*head_dim]
+  float* y;
+  const int64_t* positions; // [rows]
+  const float* cos;
+  const float* sin;
+  int64_t heads, head_dim, rotary;
+};
+/// A token row's place in the state.
+struct RowPlace {
+  int32_t slot;
+  int64_t position;
+};
+/// Rounds k and v rows into the cache. Items: rows. *overflow gets the smallest row*columns+column whose finite value does not
+/// fit f16 (k first, then v at +rows*columns), or stays as it is; it must be int64_t of at least that range, set to INT64_MAX.
+struct KvStoreArgs {
+  const float* k;           // [rows, kv_heads*head_dim]
+  const float* v;
+  const RowPlace* places;   // [rows]
+  KvLayer cache;
+  int64_t rows;
+  int64_t* overflow;        // shared by threads: written atomically
+};
+/// Causal attention of each row over positions 0..position of its slot, as stored. Items: row*heads + head.
+/// scratch: at least attention_scratch_floats() per worker.
+struct AttentionArgs {
+  const float* q;           // [rows, heads*head_dim]
+  float* y;                 // [rows, heads*head_dim]
+  const RowPlace* places;
+  KvLayer cache;
+  int64_t heads;
+  float scale;              // (float)(1.0 / sqrt((double)head_dim))
+};
+/// Items: rows of `columns`. silu_mul: y = silu(a) * b. add: y = a + b.
+struct BinaryArgs {
+  const float* a;
+  const float* b;
+  float* y;
+  int64_t columns;
+};
+
+struct Kernels {
+  Isa isa;
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*embed)(const EmbedArgs&, int64_t begin, int64_t end);
+  void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*head_norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
+  void (*kv_store)(const KvStoreArgs&, int64_t begin, int64_t end);
+  void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, float* scratch);
+  void (*silu_mul)(const BinaryArgs&, int64_t begin, int64_t end);
+  void (*add)(const BinaryArgs&, int64_t begin, int64_t end);
+};
+/// Floats of scratch that one attention worker needs for sequences of up to `positions`.
+int64_t attention_scratch_floats(int64_t positions, int64_t head_dim);
+
+std::string_view name_of(Isa isa);
+bool isa_supported(Isa isa);          // by this CPU and this build
+Isa best_isa();
+const Kernels& kernels(Isa isa);      // precondition: isa_supported(isa)
+
+}  // namespace assay
