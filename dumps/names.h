@@ -1,5 +1,6 @@
 // The vocabulary of a dump: passes, phases, tensor names. DESIGN "Phase names"; axes as in goldens/official/README.md.
 #pragma once
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,6 +24,27 @@ struct TensorName {
   bool is_state() const { return pass == "state"; }
 };
 std::optional<TensorName> parse_tensor_name(std::string_view name);
-std::string tensor_name(int prompt, Pass pass, int64_t step, int layer, std::string_view phase);  // layer < 0: none
+/// layer < 0: none. In mtp_* passes the stem of a layer is "mtp" ("mtp.0"), elsewhere "layer".
+std::string tensor_name(int prompt, Pass pass, int64_t step, int layer, std::string_view phase);
+/// prompt<i>/state/<when>/<layer>/<what>; `layer` as text ("layer.3", "mtp.0").
+std::string state_name(int prompt, std::string_view when, std::string_view layer, std::string_view what);
+
+/// The vocabulary's phases in execution order (DESIGN 5): rank of a phase, or a rank behind all of them if it is unknown.
+int phase_rank(std::string_view phase);
+
+/// Where a tensor stands in a timeline, made from its name alone: prompt, ids and state last within a prompt, pass, step,
+/// then embed .. layers .. final_norm .. logits. Names outside the vocabulary sort last, among themselves by `order`, then
+/// by name. `order` is the place within the pass that a manifest gives (-1: not given, the vocabulary decides).
+struct ExecutionKey {
+  int64_t prompt = 0;
+  int group = 0;  // pass kind, 100 state, 110 ids, 120 greedy_ids, 1000 unknown
+  int64_t step = 0;
+  int64_t order = -1;
+  int64_t layer = 0;  // -1 before the layers, N inside, INT64_MAX behind
+  int rank = 0;
+  std::string name;
+  auto operator<=>(const ExecutionKey&) const = default;
+};
+ExecutionKey execution_key(std::string_view name, int64_t order = -1);
 
 }  // namespace assay

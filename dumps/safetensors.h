@@ -28,7 +28,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// One tensor of a file; `data` points into the mapping and lives as long as the file object (or `file`).
+/// One tensor of a file; `data` points into the mapping and lives as long as the file object (or `file`). The format does not
+/// align data: read elements with memcpy, never through a cast pointer.
 struct TensorView {
   std::string name;
   DType dtype;
