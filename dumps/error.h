@@ -10,6 +10,7 @@ enum class ErrorKind {
   malformed,  // a missing, truncated, contradictory or absurd input              exit 2
   io,         // the system refused: full disk, permission, vanished file         exit 3
   memory,     // does not fit                                                     exit 3
+  numeric,    // a value that the chosen types can not hold                       exit 3
   internal,   // a promise of this program was broken                             exit 3
 };
 

@@ -1,0 +1,85 @@
+// Running the nodes of a program: what a batch is, what a node sees, and the trace that says which code ran.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dumps/names.h"
+#include "engine/ops/kernels.h"
+#include "engine/program.h"
+
+namespace assay {
+
+struct RopeTable;
+class ThreadPool;
+
+/// Consecutive token rows of one sequence. Prefill chunk, batched decode and verification are all lists of these; no op lets
+/// one row's bits depend on another row's presence.
+struct Segment {
+  int32_t slot = 0;
+  int64_t position = 0;   // of the first row
+  int64_t rows = 0;
+  int32_t prompt = 0;     // logical coordinates, for observers: whose rows these are,
+  int64_t step = 0;       // and which step of the pass
+};
+
+struct Batch {
+  Pass pass = Pass::prefill;
+  std::vector<int32_t> ids;          // one per row, segment after segment
+  std::vector<Segment> segments;
+  std::vector<int64_t> logit_rows;   // rising; rows whose logits are computed
+  int64_t rows() const { return int64_t(ids.size()); }
+};
+
+/// What a node sees when it runs. Inputs and output are [rows, columns of their value], f32.
+struct NodeContext {
+  const Node& node;
+  const Program& program;
+  const Config& config;
+  const Batch& batch;
+  int64_t rows;
+  std::vector<const float*> inputs;
+  float* output;                     // null for state writes
+  int64_t columns;                   // of the output
+  std::span<const int32_t> ids;      // of these rows
+  std::span<const RowPlace> places;
+  std::span<const int64_t> positions;
+  const KvLayer* cache;              // of the node's layer; null outside layers
+  const RopeTable* rope;
+};
+
+/// One executed node of one physical pass.
+struct TraceEntry {
+  Pass pass;
+  int64_t physical_pass;             // counts forward calls of the engine
+  int node;                          // index in the program
+  std::string_view backend;          // "cpu"
+  std::string variant;               // kernel that ran: "avx2", or the name of a planted fault
+  int64_t rows;
+};
+struct Trace {
+  std::vector<TraceEntry> entries;
+  int64_t passes = 0;
+  /// Distinct "backend/variant" of all entries, with how many nodes each ran.
+  std::vector<std::pair<std::string, int64_t>> variants() const;
+};
+
+/// Runs nodes on the CPU, with the kernels of one instruction set and a pool of threads.
+class CpuBackend {
+ public:
+  CpuBackend(Isa isa, int threads);   // threads 0: all cores. Throws Error{usage} for an ISA this CPU lacks.
+  ~CpuBackend();
+  void run(NodeContext& c);           // Error{numeric} where a finite k or v overflows an f16 cache
+  Isa isa() const { return kernels_->isa; }
+  int threads() const;
+
+ private:
+  const Kernels* kernels_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::vector<std::vector<float>> scratch_;  // attention, one per worker
+};
+
+}  // namespace assay

@@ -1,0 +1,187 @@
+#include "engine/capture.h"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/numerics.h"
+#include "engine/version.h"
+
+namespace assay {
+namespace {
+
+/// Glob with `*` for any run of characters.
+bool matches(std::string_view glob, std::string_view text) {
+  if (glob.empty()) return text.empty();
+  if (glob[0] == '*') return matches(glob.substr(1), text) || (!text.empty() && matches(glob, text.substr(1)));
+  return !text.empty() && glob[0] == text[0] && matches(glob.substr(1), text.substr(1));
+}
+
+std::string value_name(const Value& v) { return (v.layer < 0 ? "" : "layer." + std::to_string(v.layer) + "/") + v.phase; }
+
+DType cache_dtype(KvType t) { return t == KvType::f32 ? DType::f32 : t == KvType::f16 ? DType::f16 : DType::bf16; }
+
+std::string state_name(int32_t prompt, const char* when, int layer, const char* half) {
+  return "prompt" + std::to_string(prompt) + "/state/" + when + "/layer." + std::to_string(layer) + "/" + half;
+}
+
+std::string cpu_model() {
+  std::string line, model = "unknown CPU";
+  if (FILE* f = std::fopen("/proc/cpuinfo", "r")) {
+    char buffer[512];
+    while (std::fgets(buffer, sizeof buffer, f)) {
+      line = buffer;
+      if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) {
+        model = line.substr(line.find(": ") + 2);
+        model.erase(model.find_last_not_of(" \n") + 1);
+        break;
+      }
+    }
+    std::fclose(f);
+  }
+  return model;
+}
+
+}  // namespace
+
+bool CaptureOptions::wants(int layer, std::string_view phase) const {
+  if (layer >= 0 && !layers.empty() &&
+      std::none_of(layers.begin(), layers.end(), [&](auto& r) { return layer >= r.first && layer <= r.second; }))
+    return false;
+  return phases.empty() || std::any_of(phases.begin(), phases.end(), [&](auto& g) { return matches(g, phase); });
+}
+
+Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Request>& requests, CaptureOptions options)
+    : writer_(writer), engine_(engine), requests_(requests), options_(std::move(options)) {}
+
+void Capture::declare_pass(Pass pass, int32_t prompt, int64_t step) {
+  if (!declared_.insert({pass, prompt, step}).second) return;
+  const Program& program = engine_.program();
+  const int64_t rows = pass == Pass::prefill ? int64_t(requests_[prompt].ids.size()) : 1;
+  std::vector<TensorDecl> tensors;
+  for (size_t i = 0; i < program.nodes.size(); i++) {
+    const Node& n = program.nodes[i];
+    if (n.output == kNoValue) continue;
+    const Value& v = program.values[n.output];
+    TensorDecl d;
+    d.order = int64_t(i);
+    d.role = "phase";
+    d.axes = {"token", v.axes};
+    for (ValueId in : n.inputs) d.inputs.push_back(value_name(program.values[in]));
+    if (n.op == OpKind::attention)
+      for (const char* half : {"k", "v"}) d.inputs.push_back("state:layer." + std::to_string(n.layer) + "/" + half);
+    d.name = tensor_name(prompt, pass, step, v.layer, v.phase);
+    d.shape = {rows, v.columns};
+    if (options_.wants(v.layer, v.phase)) tensors.push_back(d);
+    if (n.requested_rows_only && pass == Pass::prefill && options_.wants(-1, "logits_last")) {
+      d.name = tensor_name(prompt, pass, step, -1, "logits_last");
+      d.shape = {1, v.columns};
+      d.order = int64_t(i) + 1;
+      tensors.push_back(d);
+    }
+  }
+  if (!tensors.empty()) writer_.declare(tensors);
+}
+
+void Capture::value(const Batch& batch, const Node& node, const float* data, std::span<const int64_t> rows, int64_t columns) {
+  const Value& v = engine_.program().values[node.output];
+  int64_t start = 0;   // batch row where the segment starts
+  size_t r = 0;        // index into rows
+  for (const Segment& s : batch.segments) {
+    const size_t first = r;
+    while (r < rows.size() && rows[r] < start + s.rows) r++;
+    if (r > first) {
+      declare_pass(batch.pass, s.prompt, s.step);
+      const int64_t row0 = batch.pass == Pass::prefill ? s.position + rows[first] - start : 0;
+      const float* at = data + int64_t(first) * columns;
+      if (options_.wants(v.layer, v.phase))
+        writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, v.layer, v.phase), row0, int64_t(r - first), at);
+      const bool last = batch.pass == Pass::prefill && s.position + s.rows == int64_t(requests_[s.prompt].ids.size());
+      if (node.requested_rows_only && last && options_.wants(-1, "logits_last"))
+        writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, -1, "logits_last"), 0, 1,
+                           data + int64_t(r - 1) * columns);
+    }
+    start += s.rows;
+  }
+}
+
+void Capture::write_state(const Engine& engine, int32_t prompt, int slot, const char* when) {
+  const int64_t length = engine.length(slot);
+  for (int l = 0; l < int(engine.model().config.layers); l++) {
+    const KvLayer& kv = engine.kv(l);
+    for (const char* half : {"k", "v"}) {
+      if (!options_.wants(l, half)) continue;
+      TensorDecl d;
+      d.name = state_name(prompt, when, l, half);
+      d.dtype = cache_dtype(kv.type);
+      d.shape = {kv.kv_heads, length, kv.head_dim};
+      d.order = l * 2 + (*half == 'v');
+      d.inputs = {"layer." + std::to_string(l) + (*half == 'k' ? "/k_rope" : "/v_proj")};
+      d.role = "state";
+      d.axes = {"kv_head", "position", "head_dim"};
+      writer_.declare({d});
+      const std::byte* base = *half == 'k' ? kv.k : kv.v;
+      for (int64_t h = 0; h < kv.kv_heads; h++)
+        writer_.write_rows(d.name, h, 1, base + size_t(kv.offset(slot, h, 0)) * size_of(kv.type));
+    }
+  }
+}
+
+void Capture::write_ids(int32_t prompt, const char* name, const std::vector<int32_t>& ids) {
+  const std::vector<int64_t> wide(ids.begin(), ids.end());
+  TensorDecl d;
+  d.name = "prompt" + std::to_string(prompt) + "/" + name;
+  d.dtype = DType::i64;
+  d.shape = {int64_t(wide.size())};
+  d.role = "ids";
+  d.axes = {"token"};
+  writer_.write(d, wide.data());
+}
+
+void Capture::after_prefill(const Engine& engine, int32_t prompt, int slot) {
+  if (options_.state) write_state(engine, prompt, slot, "after_prefill");
+}
+
+void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const Generated& g) {
+  if (options_.state && requests_[prompt].decode > 0) write_state(engine, prompt, slot, "after_decode");
+  write_ids(prompt, "ids", requests_[prompt].ids);
+  write_ids(prompt, "greedy_ids", g.greedy);
+}
+
+void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,
+              const GenerateOptions& generate, Activations activations) {
+  const Config& c = engine.model().config;
+  const Provenance& p = engine.model().provenance;
+  utsname host{};
+  uname(&host);
+  manifest["engine"] = {{"name", "assay"}, {"version", kVersion}, {"source_hash", kSourceHash}, {"numerics", kNumericsVersion}};
+  manifest["device"] = {{"backend", "cpu"}, {"name", cpu_model()}, {"arch", host.machine},
+                        {"isa", name_of(engine.backend().isa())}, {"threads", engine.backend().threads()}};
+  manifest["model"] = {{"path", p.path}, {"format", p.format}, {"hash", p.hash}, {"family", c.family},
+                       {"quantisation", p.quantisation}, {"tokenizer_hash", p.tokenizer_hash}};
+  nlohmann::ordered_json rope = {{"theta", c.rope.theta}, {"rotary", c.rope.rotary}, {"type", c.rope.llama3 ? "llama3" : "default"}};
+  if (c.rope.llama3) {
+    rope["factor"] = c.rope.factor;
+    rope["low_freq_factor"] = c.rope.low_freq_factor;
+    rope["high_freq_factor"] = c.rope.high_freq_factor;
+    rope["original_context"] = c.rope.original_context;
+  }
+  (void)activations;  // one kind so far
+  manifest["options"] = {{"activations", "f32"}, {"kv", name_of(engine.options().kv)}, {"context", engine.options().context},
+                         {"slots", engine.options().slots}, {"slot", generate.slot}, {"chunk", generate.chunk},
+                         {"batch", generate.batch}, {"rms_eps", double(float(c.rms_eps))}, {"attention_scale_head_dim", c.head_dim},
+                         {"rope", rope}, {"tied", c.tied}};
+  nlohmann::ordered_json planted = nlohmann::ordered_json::array();
+  for (const Node& n : engine.program().nodes)
+    if (n.replacement && std::find(planted.begin(), planted.end(), n.variant) == planted.end()) planted.push_back(n.variant);
+  if (!planted.empty()) manifest["planted_faults"] = planted;
+  nlohmann::ordered_json prompts = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < requests.size(); i++)
+    prompts.push_back({{"name", "prompt" + std::to_string(i)}, {"length", requests[i].ids.size()}, {"ids", requests[i].ids},
+                       {"decode", requests[i].decode}, {"forced", requests[i].forced.size()}});
+  manifest["prompts"] = prompts;
+}
+
+}  // namespace assay

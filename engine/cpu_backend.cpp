@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "dumps/error.h"
+#include "engine/backend.h"
+#include "engine/ops/common/rope_table.h"
+#include "engine/thread_pool.h"
+
+namespace assay {
+
+CpuBackend::CpuBackend(Isa isa, int threads) {
+  if (!isa_supported(isa))
+    throw Error(ErrorKind::usage, "--isa", "this CPU or build lacks it", "at most " + std::string(name_of(best_isa())),
+                std::string(name_of(isa)));
+  if (threads < 0 || threads > 1024)
+    throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(threads));
+  kernels_ = &kernels(isa);
+  pool_ = std::make_unique<ThreadPool>(threads);
+  scratch_.resize(pool_->threads());
+}
+CpuBackend::~CpuBackend() = default;
+int CpuBackend::threads() const { return pool_->threads(); }
+
+namespace {
+
+/// Work items per task: a task should be worth a few microseconds, whatever one item costs.
+int64_t grain_for(int64_t items, int64_t operations_per_item) {
+  constexpr int64_t kWorthwhile = 1 << 14;
+  return std::clamp<int64_t>(kWorthwhile / std::max<int64_t>(operations_per_item, 1), 1, std::max<int64_t>(items, 1));
+}
+
+[[noreturn]] void throw_overflow(const NodeContext& c, int64_t at) {
+  const int64_t columns = c.node.heads * c.node.head_dim, half = c.rows * columns;
+  const bool is_v = at >= half;
+  const int64_t row = (at - (is_v ? half : 0)) / columns, column = (at - (is_v ? half : 0)) % columns;
+  const float value = c.inputs[is_v][row * columns + column];
+  throw Error(ErrorKind::numeric, "layer." + std::to_string(c.node.layer) + (is_v ? "/v_proj" : "/k_rope"),
+              "position " + std::to_string(c.positions[row]) + ", column " + std::to_string(column) +
+                  ": the value does not fit the f16 cache",
+              "at most 65504 in magnitude", std::to_string(value), "--kv f32 or --kv bf16 hold it.");
+}
+
+}  // namespace
+
+void CpuBackend::run(NodeContext& c) {
+  const Node& n = c.node;
+  ThreadPool& pool = *pool_;
+  switch (n.op) {
+    case OpKind::embed: {
+      const EmbedArgs a{*n.weight, c.ids.data(), c.output};
+      pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernels_->embed(a, b, e); });
+      return;
+    }
+    case OpKind::rms_norm:
+    case OpKind::head_norm: {
+      const NormArgs a{c.inputs[0], n.vector->data(), c.output, c.columns, n.heads, n.head_dim, float(n.eps)};
+      auto kernel = n.op == OpKind::rms_norm ? kernels_->rms_norm : kernels_->head_norm;
+      pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernel(a, b, e); });
+      return;
+    }
+    case OpKind::linear: {
+      const LinearArgs a{*n.weight, n.vector ? n.vector->data() : nullptr, c.inputs[0], c.output, c.rows};
+      // Whole tiles of rows per task, so that a cut does not spoil the kernel's blocking.
+      const int64_t grain = (grain_for(n.weight->rows, n.weight->columns * c.rows) + 15) / 16 * 16;
+      pool.parallel_for(n.weight->rows, grain, [&](int64_t b, int64_t e, int) { kernels_->linear(a, b, e); });
+      return;
+    }
+    case OpKind::rope: {
+      const RopeArgs a{c.inputs[0], c.output, c.positions.data(), c.rope->cos.data(), c.rope->sin.data(),
+                       n.heads, n.head_dim, c.config.rope.rotary};
+      pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernels_->rope(a, b, e); });
+      return;
+    }
+    case OpKind::kv_store: {
+      int64_t overflow = std::numeric_limits<int64_t>::max();
+      const KvStoreArgs a{c.inputs[0], c.inputs[1], c.places.data(), *c.cache, c.rows, &overflow};
+      pool.parallel_for(c.rows, grain_for(c.rows, 2 * n.heads * n.head_dim),
+                        [&](int64_t b, int64_t e, int) { kernels_->kv_store(a, b, e); });
+      if (overflow != std::numeric_limits<int64_t>::max()) throw_overflow(c, overflow);
+      return;
+    }
+    case OpKind::attention: {
+      int64_t longest = 0;
+      for (int64_t p : c.positions) longest = std::max(longest, p + 1);
+      const size_t need = size_t(attention_scratch_floats(longest, n.head_dim));
+      for (auto& s : scratch_)
+        if (s.size() < need) s.resize(need);
+      const AttentionArgs a{c.inputs[0], c.output, c.places.data(), *c.cache, n.heads,
+                            float(1.0 / std::sqrt(double(n.head_dim)))};
+      pool.parallel_for(c.rows * n.heads, grain_for(c.rows * n.heads, 2 * longest * n.head_dim),
+                        [&](int64_t b, int64_t e, int worker) { kernels_->attention(a, b, e, scratch_[worker].data()); });
+      return;
+    }
+    case OpKind::silu_mul:
+    case OpKind::add: {
+      const BinaryArgs a{c.inputs[0], c.inputs[1], c.output, c.columns};
+      auto kernel = n.op == OpKind::add ? kernels_->add : kernels_->silu_mul;
+      pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernel(a, b, e); });
+      return;
+    }
+  }
+  throw Error(ErrorKind::internal, n.name(), "the CPU backend knows no such op");
+}
+
+}  // namespace assay

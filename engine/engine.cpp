@@ -1,0 +1,195 @@
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "dumps/error.h"
+#include "engine/ops/common/rope_table.h"
+#include "engine/session.h"
+
+namespace assay {
+
+std::vector<std::pair<std::string, int64_t>> Trace::variants() const {
+  std::vector<std::pair<std::string, int64_t>> out;
+  for (const TraceEntry& e : entries) {
+    std::string name = std::string(e.backend) + "/" + e.variant;
+    auto it = std::find_if(out.begin(), out.end(), [&](auto& p) { return p.first == name; });
+    if (it == out.end())
+      out.emplace_back(name, 1);
+    else
+      it->second++;
+  }
+  return out;
+}
+
+Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options)
+    : model_(std::move(model)), options_(options), program_(build_program(*model_)) {
+  const Config& c = model_->config;
+  if (options_.slots < 1) throw Error(ErrorKind::usage, "--slots", "too few slots", ">= 1", std::to_string(options_.slots));
+  if (options_.context == 0) options_.context = c.context;
+  if (options_.context < 1 || options_.context > (int64_t(1) << 32))
+    throw Error(ErrorKind::usage, "--ctx", "context out of range", "1 to 2^32", std::to_string(options_.context));
+  backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
+  rope_ = std::make_unique<RopeTable>(make_rope_table(c.rope, options_.context));
+  lengths_.assign(options_.slots, 0);
+
+  const size_t per_cache = size_t(options_.slots) * c.kv_heads * options_.context * c.head_dim * size_of(options_.kv);
+  try {
+    for (int64_t l = 0; l < c.layers; l++) {
+      KvLayer layer{options_.kv, options_.slots, c.kv_heads, options_.context, c.head_dim, nullptr, nullptr};
+      for (std::byte** half : {&layer.k, &layer.v}) {
+        cache_storage_.emplace_back(new std::byte[per_cache]);
+        *half = cache_storage_.back().get();
+        if (options_.poison) std::memset(*half, 0xff, per_cache);  // all ones is a NaN in f32, f16 and bf16
+      }
+      caches_.push_back(layer);
+    }
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::memory, "KV cache", "does not fit", std::to_string(2 * c.layers * per_cache) + " bytes", "",
+                "Fewer slots, a smaller --ctx or --kv f16 need less.");
+  }
+
+  last_use_.assign(program_.values.size(), -1);
+  for (size_t i = 0; i < program_.nodes.size(); i++)
+    for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
+  buffer_of_.assign(program_.values.size(), -1);
+}
+
+Engine::~Engine() = default;
+
+void Engine::check(const Batch& batch) const {
+  const Config& c = model_->config;
+  int64_t rows = 0;
+  std::vector<bool> seen(options_.slots, false);
+  for (const Segment& s : batch.segments) {
+    const std::string where = "prompt " + std::to_string(s.prompt);
+    if (s.slot < 0 || s.slot >= options_.slots)
+      throw Error(ErrorKind::usage, where, "no such slot", "0 to " + std::to_string(options_.slots - 1), std::to_string(s.slot));
+    if (seen[s.slot]) throw Error(ErrorKind::usage, where, "two segments of one batch in slot " + std::to_string(s.slot));
+    seen[s.slot] = true;
+    if (s.rows < 1) throw Error(ErrorKind::usage, where, "empty segment");
+    if (s.position != lengths_[s.slot])
+      throw Error(ErrorKind::usage, where, "segment does not continue its slot", "position " + std::to_string(lengths_[s.slot]),
+                  std::to_string(s.position));
+    if (s.position + s.rows > options_.context)
+      throw Error(ErrorKind::usage, where, "context overflow",
+                  "at most " + std::to_string(options_.context) + " positions per slot",
+                  std::to_string(s.position + s.rows), "A larger --ctx, a shorter prompt or fewer decode steps fit.");
+    rows += s.rows;
+  }
+  if (rows != batch.rows() || rows == 0)
+    throw Error(ErrorKind::usage, "batch", "ids and segments disagree", std::to_string(rows) + " ids", std::to_string(batch.rows()));
+  for (size_t i = 0; i < batch.ids.size(); i++)
+    if (batch.ids[i] < 0 || batch.ids[i] >= c.vocab)
+      throw Error(ErrorKind::usage, "token id " + std::to_string(i) + " of the batch", "outside the vocabulary",
+                  "0 to " + std::to_string(c.vocab - 1), std::to_string(batch.ids[i]));
+  for (size_t i = 0; i < batch.logit_rows.size(); i++)
+    if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= rows || (i && batch.logit_rows[i] <= batch.logit_rows[i - 1]))
+      throw Error(ErrorKind::internal, "logit_rows", "not rising or outside the batch");
+}
+
+float* Engine::buffer_for(ValueId value, int64_t floats) {
+  std::vector<bool> used(buffers_.size(), false);
+  for (int b : buffer_of_)
+    if (b >= 0) used[b] = true;
+  int best = -1;  // the smallest free buffer that is large enough, else the largest free one
+  for (int b = 0; b < int(buffers_.size()); b++) {
+    if (used[b]) continue;
+    const int64_t size = int64_t(buffers_[b].size()), held = best < 0 ? 0 : int64_t(buffers_[best].size());
+    if (best < 0 || (size >= floats ? held < floats || size < held : held < floats && size > held)) best = b;
+  }
+  if (best < 0) {
+    buffers_.emplace_back();
+    best = int(buffers_.size()) - 1;
+  }
+  if (int64_t(buffers_[best].size()) < floats) buffers_[best].resize(floats);
+  buffer_of_[value] = best;
+  return buffers_[best].data();
+}
+
+const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trace) {
+  check(batch);
+  const Config& c = model_->config;
+  std::vector<RowPlace> places;
+  std::vector<int64_t> positions, all_rows;
+  for (const Segment& s : batch.segments)
+    for (int64_t r = 0; r < s.rows; r++) {
+      places.push_back({s.slot, s.position + r});
+      positions.push_back(s.position + r);
+      all_rows.push_back(int64_t(all_rows.size()));
+    }
+  std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
+  const int64_t physical = trace ? trace->passes++ : 0;
+  const float* logits = nullptr;
+  std::vector<float> gathered;
+
+  for (size_t i = 0; i < program_.nodes.size(); i++) {
+    const Node& node = program_.nodes[i];
+    const bool some = node.requested_rows_only;
+    const std::vector<int64_t>& rows = some ? batch.logit_rows : all_rows;
+    if (rows.empty()) continue;
+    NodeContext ctx{node, program_, c, batch, int64_t(rows.size()), {}, nullptr, 0, batch.ids, places, positions,
+                    node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get()};
+    for (ValueId v : node.inputs) ctx.inputs.push_back(buffers_[buffer_of_[v]].data());
+    if (some && rows.size() != all_rows.size()) {  // pick the wanted rows of the one input
+      const int64_t k = program_.values[node.inputs[0]].columns;
+      gathered.resize(rows.size() * k);
+      for (size_t r = 0; r < rows.size(); r++)
+        std::memcpy(&gathered[r * k], ctx.inputs[0] + rows[r] * k, k * sizeof(float));
+      ctx.inputs[0] = gathered.data();
+    }
+    if (node.output != kNoValue) {
+      ctx.columns = program_.values[node.output].columns;
+      const int64_t floats = ctx.rows * ctx.columns;
+      ctx.output = buffer_for(node.output, floats);
+      // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
+      if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
+    }
+    if (node.replacement)
+      node.replacement(ctx);
+    else
+      backend_->run(ctx);
+    if (trace)
+      trace->entries.push_back({batch.pass, physical, int(i), "cpu",
+                                node.replacement ? node.variant : std::string(name_of(backend_->isa())), ctx.rows});
+    if (observer && ctx.output) observer->value(batch, node, ctx.output, rows, ctx.columns);
+    if (some) logits = ctx.output;
+    for (ValueId v : node.inputs)
+      if (last_use_[v] == int(i)) buffer_of_[v] = -1;
+  }
+  for (const Segment& s : batch.segments) lengths_[s.slot] += s.rows;
+  return logits;
+}
+
+void Engine::truncate(int slot, int64_t length) {
+  if (length < 0 || length > lengths_.at(slot))
+    throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "can't be cut to a longer length",
+                "0 to " + std::to_string(lengths_[slot]), std::to_string(length));
+  if (options_.poison)
+    for (const KvLayer& l : caches_)
+      for (int64_t h = 0; h < l.kv_heads; h++) {
+        const size_t at = size_t(l.offset(slot, h, length)) * size_of(l.type);
+        const size_t n = size_t(lengths_[slot] - length) * l.head_dim * size_of(l.type);
+        std::memset(l.k + at, 0xff, n);
+        std::memset(l.v + at, 0xff, n);
+      }
+  lengths_[slot] = length;
+}
+
+std::string Engine::state_hash(int slot) const {
+  XXH3_state_t* h = XXH3_createState();
+  XXH3_128bits_reset(h);
+  for (const KvLayer& l : caches_)
+    for (const std::byte* half : {l.k, l.v})
+      for (int64_t head = 0; head < l.kv_heads; head++)
+        XXH3_128bits_update(h, half + size_t(l.offset(slot, head, 0)) * size_of(l.type),
+                            size_t(lengths_.at(slot)) * l.head_dim * size_of(l.type));
+  const XXH128_hash_t d = XXH3_128bits_digest(h);
+  XXH3_freeState(h);
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
+  return text;
+}
+
+}  // namespace assay

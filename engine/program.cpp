@@ -1,0 +1,114 @@
+#include "engine/program.h"
+
+#include "dumps/error.h"
+
+namespace assay {
+
+std::string_view name_of(OpKind op) {
+  switch (op) {
+    case OpKind::embed: return "embed";
+    case OpKind::rms_norm: return "rms_norm";
+    case OpKind::head_norm: return "head_norm";
+    case OpKind::linear: return "linear";
+    case OpKind::rope: return "rope";
+    case OpKind::kv_store: return "kv_store";
+    case OpKind::attention: return "attention";
+    case OpKind::silu_mul: return "silu_mul";
+    case OpKind::add: return "add";
+  }
+  return "?";
+}
+
+const Node* Program::find(int layer, std::string_view phase) const {
+  for (const Node& n : nodes)
+    if (n.layer == layer && n.phase == phase) return &n;
+  return nullptr;
+}
+Node* Program::find(int layer, std::string_view phase) {
+  return const_cast<Node*>(std::as_const(*this).find(layer, phase));
+}
+
+Node& ProgramBuilder::node(OpKind op, const char* phase, std::vector<ValueId> inputs) {
+  Node n;
+  n.op = op;
+  n.layer = layer_;
+  n.phase = phase;
+  n.inputs = std::move(inputs);
+  for (ValueId v : n.inputs)
+    if (v < 0 || v >= ValueId(program_.values.size()))
+      throw Error(ErrorKind::internal, n.name(), "input is not a value of an earlier node");
+  program_.nodes.push_back(std::move(n));
+  return program_.nodes.back();
+}
+
+ValueId ProgramBuilder::output(Node& n, int64_t columns, std::string axes) {
+  n.output = ValueId(program_.values.size());
+  program_.values.push_back({n.phase, n.layer, columns, std::move(axes)});
+  return n.output;
+}
+
+ValueId ProgramBuilder::embed(const char* phase, const Matrix& table) {
+  Node& n = node(OpKind::embed, phase, {});
+  n.weight = &table;
+  return output(n, table.columns, "hidden");
+}
+
+ValueId ProgramBuilder::rms_norm(const char* phase, ValueId x, const Vector& w) {
+  Node& n = node(OpKind::rms_norm, phase, {x});
+  n.vector = &w;
+  n.eps = config_.rms_eps;
+  return output(n, program_.values[x].columns, program_.values[x].axes);
+}
+
+ValueId ProgramBuilder::head_norm(const char* phase, ValueId x, int64_t heads, const Vector& w) {
+  Node& n = node(OpKind::head_norm, phase, {x});
+  n.vector = &w;
+  n.heads = heads;
+  n.head_dim = config_.head_dim;
+  n.eps = config_.rms_eps;
+  return output(n, program_.values[x].columns, program_.values[x].axes);
+}
+
+ValueId ProgramBuilder::linear(const char* phase, ValueId x, const Matrix& w, const Vector& bias, const char* axes) {
+  Node& n = node(OpKind::linear, phase, {x});
+  n.weight = &w;
+  n.vector = bias.empty() ? nullptr : &bias;
+  return output(n, w.rows, axes);
+}
+
+ValueId ProgramBuilder::rope(const char* phase, ValueId x, int64_t heads) {
+  Node& n = node(OpKind::rope, phase, {x});
+  n.heads = heads;
+  n.head_dim = config_.head_dim;
+  return output(n, program_.values[x].columns, program_.values[x].axes);
+}
+
+void ProgramBuilder::kv_store(ValueId k, ValueId v) {
+  Node& n = node(OpKind::kv_store, "kv_store", {k, v});
+  n.heads = config_.kv_heads;
+  n.head_dim = config_.head_dim;
+}
+
+ValueId ProgramBuilder::attention(const char* phase, ValueId q) {
+  Node& n = node(OpKind::attention, phase, {q});
+  n.heads = config_.heads;
+  n.head_dim = config_.head_dim;
+  return output(n, program_.values[q].columns, program_.values[q].axes);
+}
+
+ValueId ProgramBuilder::silu_mul(const char* phase, ValueId gate, ValueId up) {
+  return output(node(OpKind::silu_mul, phase, {gate, up}), program_.values[gate].columns, program_.values[gate].axes);
+}
+
+ValueId ProgramBuilder::add(const char* phase, ValueId a, ValueId b) {
+  return output(node(OpKind::add, phase, {a, b}), program_.values[a].columns, program_.values[a].axes);
+}
+
+ValueId ProgramBuilder::logits(ValueId x, const Matrix& w) {
+  Node& n = node(OpKind::linear, "logits", {x});
+  n.weight = &w;
+  n.requested_rows_only = true;
+  return output(n, w.rows, "vocab");
+}
+
+}  // namespace assay

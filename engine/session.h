@@ -1,0 +1,117 @@
+// The public API. Engine: a model's weights, its program and the state of all slots. Session: one timeline in one slot.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/model.h"
+#include "engine/program.h"
+
+namespace assay {
+
+/// Activations of quantised weights. f32: weights are widened and the float rule holds.
+enum class Activations : uint8_t { f32 };
+
+struct EngineOptions {
+  Isa isa = best_isa();
+  int threads = 0;            // 0: all cores
+  KvType kv = KvType::f16;
+  int slots = 1;
+  int64_t context = 0;        // positions per slot; 0: the model's own maximum
+  bool poison = false;        // fill unwritten state and every output with NaN before it is written (checks)
+};
+
+/// Sees every value right after its node ran. `rows` are the batch rows that `data` holds, one after the other.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void value(const Batch& batch, const Node& node, const float* data, std::span<const int64_t> rows, int64_t columns) = 0;
+};
+
+class Engine {
+ public:
+  Engine(std::shared_ptr<const Model> model, EngineOptions options);
+  ~Engine();
+
+  /// Runs one physical pass. Segments must start at their slot's length and fit its context (Error{usage} with wanted and found).
+  /// Returns the logits of batch.logit_rows, [n, vocab], valid until the next call.
+  const float* forward(const Batch& batch, Observer* observer = nullptr, Trace* trace = nullptr);
+
+  const Model& model() const { return *model_; }
+  const EngineOptions& options() const { return options_; }
+  const CpuBackend& backend() const { return *backend_; }
+  const Program& program() const { return program_; }
+  Program& plantable_program() { return program_; }   // for planted faults: what runs is what was rewritten
+
+  int64_t length(int slot) const { return lengths_.at(slot); }
+  void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
+  const KvLayer& kv(int layer) const { return caches_.at(layer); }
+  /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
+  std::string state_hash(int slot) const;
+
+ private:
+  void check(const Batch& batch) const;
+  float* buffer_for(ValueId value, int64_t floats);
+  std::shared_ptr<const Model> model_;
+  EngineOptions options_;
+  Program program_;
+  std::unique_ptr<CpuBackend> backend_;
+  std::unique_ptr<RopeTable> rope_;
+  std::vector<int64_t> lengths_;
+  std::vector<KvLayer> caches_;
+  std::vector<std::unique_ptr<std::byte[]>> cache_storage_;
+  std::vector<int> last_use_;                         // per value: index of the last node that reads it
+  std::vector<std::vector<float>> buffers_;           // reused between values whose lives don't overlap
+  std::vector<int> buffer_of_;                        // per value, -1: not alive
+};
+
+/// What generate() does for one prompt.
+struct Request {
+  std::vector<int32_t> ids;             // at least one
+  int64_t decode = 0;                   // decode passes: decode + 1 greedy ids
+  std::vector<int32_t> forced;          // fed instead of the greedy ids, as far as they go
+};
+struct GenerateOptions {
+  int64_t chunk = 0;                    // prefill rows per pass and prompt; 0: the whole prompt
+  bool batch = false;                   // all prompts together, a slot each; else one after another in `slot`
+  int slot = 0;
+  bool all_logits = false;              // logits of every row (dumps, NLL), not only of the last
+};
+
+/// The first value that is not finite, in execution order.
+struct NonFinite {
+  Pass pass;
+  int32_t prompt;
+  int64_t step;
+  int layer;
+  std::string phase;
+  int64_t position, column;
+  float value;
+  std::string text() const;             // "prompt0/decode/3/layer.2/attn_context, position 12, column 7: nan"
+};
+
+struct Generated {
+  std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
+  std::vector<float> last_logits;       // [vocab], of the last pass
+  std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
+};
+
+/// Called around logical events, so that a capture can take state and ids at the right moment.
+class GenerateObserver : public Observer {
+ public:
+  virtual void after_prefill(const Engine&, int32_t /*prompt*/, int /*slot*/) {}
+  virtual void after_decode(const Engine&, int32_t /*prompt*/, int /*slot*/, const Generated&) {}
+};
+
+/// Greedy generation of several prompts: prefill/0, then decode/0..decode-1, never stopping at EOS. Ties go to the lower id.
+std::vector<Generated> generate(Engine& engine, std::span<const Request> requests, const GenerateOptions& options,
+                                GenerateObserver* observer = nullptr, Trace* trace = nullptr);
+
+/// The largest logit's id, ties to the lower id; nullopt if the row holds a NaN.
+std::optional<int32_t> argmax(std::span<const float> logits);
+
+}  // namespace assay
