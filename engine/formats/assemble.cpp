@@ -1,0 +1,208 @@
+#include "engine/formats/assemble.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "dumps/error.h"
+#include "dumps/text.h"
+#include "engine/formats/quant.h"
+#include "engine/formats/widen.h"
+
+namespace assay {
+namespace {
+
+class Assembler {
+ public:
+  Assembler(const Config& c, TensorSet& tensors, const AssembleOptions& o) : c_(c), tensors_(tensors), o_(o), n_(*o.names) {}
+
+  Weights run() {
+    w_.embed = matrix(n_.embed, c_.vocab, c_.hidden, "[vocabulary, hidden]");
+    for (int64_t i = 0; i < c_.layers; i++) w_.layers.push_back(layer(i));
+    w_.final_norm = vector(n_.final_norm, c_.hidden, "[hidden]");
+    w_.lm_head = lm_head();
+    refuse_unused();
+    return std::move(w_);
+  }
+
+ private:
+  LayerWeights layer(int64_t i) {
+    const std::string stem = n_.layer + std::to_string(i) + ".";
+    auto weight = [&](const char* name) { return stem + name + ".weight"; };
+    auto bias = [&](const char* name) { return stem + name + ".bias"; };
+    const int64_t q_rows = c_.heads * c_.head_dim, kv_rows = c_.kv_heads * c_.head_dim;
+    LayerWeights l;
+    l.attn_norm = vector(weight(n_.attn_norm), c_.hidden, "[hidden]");
+    l.q = unpermuted(matrix(weight(n_.q), q_rows, c_.hidden, "[heads * head_dim, hidden]"));
+    l.k = unpermuted(matrix(weight(n_.k), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]"));
+    l.v = matrix(weight(n_.v), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]");
+    l.o = matrix(weight(n_.o), c_.hidden, q_rows, "[hidden, heads * head_dim]");
+    if (o_.qkv_bias) {
+      l.q_bias = unpermuted(vector(bias(n_.q), q_rows, "[heads * head_dim]"));
+      l.k_bias = unpermuted(vector(bias(n_.k), kv_rows, "[kv_heads * head_dim]"));
+      l.v_bias = vector(bias(n_.v), kv_rows, "[kv_heads * head_dim]");
+    }
+    if (o_.o_bias) l.o_bias = vector(bias(n_.o), c_.hidden, "[hidden]");
+    if (c_.qk_norm) {
+      l.q_norm = vector(weight(n_.q_norm), c_.head_dim, "[head_dim]");
+      l.k_norm = vector(weight(n_.k_norm), c_.head_dim, "[head_dim]");
+    }
+    l.ffn_norm = vector(weight(n_.ffn_norm), c_.hidden, "[hidden]");
+    l.gate = matrix(weight(n_.gate), c_.ffn, c_.hidden, "[ffn, hidden]");
+    l.up = matrix(weight(n_.up), c_.ffn, c_.hidden, "[ffn, hidden]");
+    l.down = matrix(weight(n_.down), c_.hidden, c_.ffn, "[hidden, ffn]");
+    return l;
+  }
+
+  /// Tied: embed itself. A head that is in the file all the same must be the same bytes, else one side is wrong.
+  Matrix lm_head() {
+    if (!c_.tied) return matrix(n_.lm_head, c_.vocab, c_.hidden, "[vocabulary, hidden]");
+    if (tensors_.find(n_.lm_head)) {
+      const Matrix own = matrix(n_.lm_head, c_.vocab, c_.hidden, "[vocabulary, hidden]");
+      if (own.type != w_.embed.type || std::memcmp(own.data, w_.embed.data, own.bytes()) != 0) {
+        throw Error(ErrorKind::malformed, o_.config_name, "says that the output head is tied to the embedding",
+                    fmt::format("no {}, or one equal to {}", n_.lm_head, n_.embed), "a head with other values",
+                    "Set tie_word_embeddings to false if the head is right");
+      }
+    }
+    return w_.embed;
+  }
+
+  SourceTensor& required(const std::string& key, const std::vector<int64_t>& shape, const char* meaning) {
+    SourceTensor* t = tensors_.find(key);
+    if (!t) {
+      throw Error(ErrorKind::malformed, o_.config_name, fmt::format("asks for tensor {} ({})", in_quotes(key), c_.family),
+                  fmt::format("shape {} = {}", shape_text(shape), meaning), "no such tensor in the weight files");
+    }
+    if (t->shape != shape) {
+      throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t->file, in_quotes(t->name)),
+                  "the shape contradicts " + o_.config_name, fmt::format("{} = {}", shape_text(shape), meaning),
+                  shape_text(t->shape));
+    }
+    t->used = true;
+    return *t;
+  }
+
+  Matrix matrix(const std::string& key, int64_t rows, int64_t columns, const char* meaning) {
+    SourceTensor& t = required(key, {rows, columns}, meaning);
+    if (columns % block_elements(t.type) != 0) {
+      throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t.file, in_quotes(t.name)),
+                  fmt::format("rows do not divide into {} blocks", name_of(t.type)),
+                  fmt::format("a multiple of {} columns", block_elements(t.type)), std::to_string(columns));
+    }
+    Matrix m{t.type, rows, columns, t.data};
+    if (t.bytes != m.bytes()) {
+      throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t.file, in_quotes(t.name)),
+                  "the byte count contradicts the shape", std::to_string(m.bytes()), std::to_string(t.bytes));
+    }
+    check_scales(m, t.file, t.name);
+    // Kernels read elements of 4 and 2 bytes. A safetensors header may have any length, so data may lie at an odd address.
+    const size_t alignment = t.type == WeightType::f32 ? 4 : 2;
+    if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0) {
+      std::byte* copy = own(m.bytes());
+      std::memcpy(copy, t.data, m.bytes());
+      m.data = copy;
+    }
+    return m;
+  }
+
+  Vector vector(const std::string& key, int64_t n, const char* meaning) {
+    SourceTensor& t = required(key, {n}, meaning);
+    if (is_quantised(t.type) || t.bytes != row_bytes(t.type, n)) {
+      throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t.file, in_quotes(t.name)),
+                  "a norm or bias has an unusable type", "F32, F16 or BF16", std::string(name_of(t.type)));
+    }
+    return widen(t.type, t.data, n);
+  }
+
+  /// Row r of the file -> Hugging Face row: within a head, file row 2*j + half is row half * head_dim/2 + j.
+  int64_t hf_row(int64_t r) const {
+    const int64_t head = r / c_.head_dim, in_head = r % c_.head_dim;
+    return head * c_.head_dim + (in_head % 2) * (c_.head_dim / 2) + in_head / 2;
+  }
+
+  Matrix unpermuted(Matrix m) {
+    if (!o_.permuted_qk) return m;
+    const size_t row = row_bytes(m.type, m.columns);
+    std::byte* copy = own(m.bytes());
+    for (int64_t r = 0; r < m.rows; r++) std::memcpy(copy + size_t(hf_row(r)) * row, m.row(r), row);
+    m.data = copy;
+    return m;
+  }
+
+  Vector unpermuted(Vector v) {
+    if (!o_.permuted_qk) return v;
+    Vector out(v.size());
+    for (size_t r = 0; r < v.size(); r++) out[size_t(hf_row(int64_t(r)))] = v[r];
+    return out;
+  }
+
+  std::byte* own(size_t bytes) {
+    auto storage = std::make_shared<std::vector<std::byte>>(bytes);
+    w_.storage.push_back(storage);
+    return storage->data();
+  }
+
+  void refuse_unused() {
+    std::string names;
+    int64_t count = 0;
+    for (const SourceTensor& t : tensors_.all()) {
+      if (t.used) continue;
+      if (count++ < 3) names += (names.empty() ? "" : ", ") + in_quotes(t.name);
+    }
+    if (count == 0) return;
+    throw Error(ErrorKind::malformed, o_.config_name,
+                fmt::format("{} tensor(s) of the weight files have no place in this {} model", count, c_.family),
+                fmt::format("only tensors of {} layers that the config describes", c_.layers), names + (count > 3 ? ", ..." : ""));
+  }
+
+  const Config& c_;
+  TensorSet& tensors_;
+  const AssembleOptions& o_;
+  const TensorNames& n_;
+  Weights w_;
+};
+
+}  // namespace
+
+void TensorSet::add(SourceTensor tensor) {
+  auto [it, fresh] = index_.emplace(tensor.key, tensors_.size());
+  if (!fresh) {
+    const SourceTensor& other = tensors_[it->second];
+    throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", tensor.file, in_quotes(tensor.name)), "stands twice",
+                "one tensor of this name", fmt::format("{} in {} too", in_quotes(other.name), other.file));
+  }
+  tensors_.push_back(std::move(tensor));
+}
+
+SourceTensor* TensorSet::find(const std::string& key) {
+  auto it = index_.find(key);
+  return it == index_.end() ? nullptr : &tensors_[it->second];
+}
+
+Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions& options) {
+  return Assembler(config, tensors, options).run();
+}
+
+std::string quantisation_summary(const std::vector<SourceTensor>& tensors) {
+  struct Share { size_t bytes = 0; int64_t count = 0; };
+  std::map<WeightType, Share> shares;
+  for (const SourceTensor& t : tensors) {
+    if (!t.used) continue;
+    shares[t.type].bytes += t.bytes;
+    shares[t.type].count++;
+  }
+  std::vector<std::pair<WeightType, Share>> order(shares.begin(), shares.end());
+  std::stable_sort(order.begin(), order.end(), [](auto& a, auto& b) { return a.second.bytes > b.second.bytes; });
+  std::string text;
+  for (size_t i = 0; i < order.size(); i++) {
+    const std::string name(name_of(order[i].first));
+    if (i == 0) text = name;
+    else text += fmt::format("{}{} {}", i == 1 ? " (" : ", ", name, order[i].second.count);
+  }
+  return order.size() > 1 ? text + ")" : text;
+}
+
+}  // namespace assay

@@ -1,0 +1,62 @@
+// From named tensors of any file format to Weights. Every tensor that the family needs is looked up by its name, its shape is
+// checked against the config, wanted and found, and what nobody asked for is refused: a tensor that is silently ignored is
+// how a bias or a norm gets lost.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/model.h"
+
+namespace assay {
+
+/// A tensor as a file brought it. `shape` is row-major ([rows, columns] for matrices, [n] for vectors).
+struct SourceTensor {
+  std::string name;
+  std::string file;          // for messages
+  std::string key;           // canonical name: without "model.language_model." and the like
+  WeightType type = WeightType::f32;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+  bool used = false;
+};
+
+/// How a format names the tensors of a decoder. Layer tensors are `layer` + number + "." + name + ".weight" or ".bias".
+struct TensorNames {
+  const char *embed, *final_norm, *lm_head;  // complete names
+  const char* layer;
+  const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down;
+};
+
+struct AssembleOptions {
+  const TensorNames* names = nullptr;
+  std::string config_name;    // what the shapes are held against: "config.json", "the metadata"
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool permuted_qk = false;   // llama files of GGUF: q and k rows of a head lie interleaved (formats/README.md)
+};
+
+class TensorSet {
+ public:
+  /// Throws Error{malformed} if the key is there already.
+  void add(SourceTensor tensor);
+  SourceTensor* find(const std::string& key);
+  std::vector<SourceTensor>& all() { return tensors_; }
+
+ private:
+  std::vector<SourceTensor> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+/// Marks the tensors that it uses. Adds owned copies to `weights.storage`; mappings are the caller's to add.
+/// Throws Error{malformed}: a missing tensor, a shape that contradicts the config, tied weights that differ, unused tensors,
+/// non-finite scales of quantised blocks.
+Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions& options);
+
+/// "Q4_1 (Q8_0 1, F32 61)": the type of most bytes among the used tensors, then the others with their counts.
+std::string quantisation_summary(const std::vector<SourceTensor>& tensors);
+
+}  // namespace assay
