@@ -221,7 +221,7 @@ void check_config(const Config& c, const std::string& name) {
     refuse("the rotary width is not usable", fmt::format("an even number from 2 to head_dim {}", c.head_dim),
            std::to_string(r.rotary));
   }
-  if (!(std::isfinite(r.theta) && r.theta > 0)) refuse("rope theta is not usable", "above 0", fmt::format("{}", r.theta));
+  if (!(std::isfinite(r.theta) && r.theta >= 1)) refuse("rope theta is not usable", "at least 1", fmt::format("{}", r.theta));
   if (r.llama3 && !(r.factor >= 1 && r.low_freq_factor > 0 && r.high_freq_factor > r.low_freq_factor &&
                     r.original_context >= 1 && std::isfinite(r.factor * r.high_freq_factor * r.original_context))) {
     refuse("llama3 rope scaling is not usable", "factor >= 1, 0 < low_freq_factor < high_freq_factor, original context >= 1",

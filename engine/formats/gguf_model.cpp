@@ -1,0 +1,267 @@
+// From a parsed GGUF file to a Model: llama.cpp's metadata keys and tensor names (gguf-py/gguf/constants.py) and the undoing of
+// its converter's transforms (convert_hf_to_gguf.py).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "dumps/error.h"
+#include "dumps/text.h"
+#include "engine/formats/assemble.h"
+#include "engine/formats/gguf.h"
+#include "engine/formats/hf_config.h"
+#include "engine/formats/provenance.h"
+#include "engine/formats/readers.h"
+#include "engine/formats/rope_factors.h"
+#include "engine/formats/widen.h"
+
+namespace assay {
+namespace {
+
+constexpr TensorNames kGgufNames = {
+    .embed = "token_embd.weight", .final_norm = "output_norm.weight", .lm_head = "output.weight", .layer = "blk.",
+    .attn_norm = "attn_norm", .q = "attn_q", .k = "attn_k", .v = "attn_v", .o = "attn_output", .q_norm = "attn_q_norm",
+    .k_norm = "attn_k_norm", .ffn_norm = "ffn_norm", .gate = "ffn_gate", .up = "ffn_up", .down = "ffn_down"};
+
+constexpr const char* kRopeFreqs = "rope_freqs.weight";
+constexpr int64_t kMaxDim = int64_t{1} << 30;
+
+struct Architecture {
+  const char* name;
+  const char* family;
+};
+constexpr Architecture kArchitectures[] = {{"llama", "llama"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
+
+/// GGUF keeps rope theta as f32 where config.json has a decimal. The shortest decimal that rounds to that f32 is the number
+/// that the converter read, whenever it had up to six digits; read as double it equals the Hugging Face side's.
+double shortest_decimal(float x) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, x).ptr;
+  double d = 0;
+  std::from_chars(text, end, d);
+  return d;
+}
+
+class GgufModel {
+ public:
+  explicit GgufModel(const GgufFile& f) : f_(f) {}
+
+  Model load(const std::string& path) {
+    architecture();
+    config();
+    tokenizer();
+    TensorSet tensors;
+    for (const GgufTensor& t : f_.tensors()) {
+      if (t.name == kRopeFreqs) continue;  // read by config()
+      tensors.add({t.name, f_.name(), t.name, t.type, t.shape, t.data, t.bytes});
+    }
+    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama"};
+    Model m;
+    m.weights = assemble(c_, tensors, options);
+    m.config = c_;
+    if (f_.file()) m.weights.storage.push_back(f_.file());
+    m.provenance = {path, "gguf", hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()), tokenizer_hash()};
+    return m;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& key, const std::string& what, const std::string& wanted, const std::string& found,
+                           const std::string& hint = {}) const {
+    throw Error(ErrorKind::malformed, f_.where(key), what, wanted, found, hint);
+  }
+  std::string arch_key(const char* suffix) const { return arch_ + "." + suffix; }
+  int64_t required(const char* suffix) const {
+    auto v = f_.integer(arch_key(suffix), 1, kMaxDim);
+    if (!v) refuse(arch_key(suffix), "is missing", "an integer", "no such key");
+    return *v;
+  }
+
+  void architecture() {
+    if (auto type = f_.string("general.type"); type && *type != "model") {
+      refuse("general.type", "is not a model's", "\"model\"", in_quotes(*type));
+    }
+    if (f_.integer("split.count", 0, 65535).value_or(1) > 1) {
+      refuse("split.count", "GGUF files in several parts are not supported", "1", std::to_string(*f_.integer("split.count", 0, 65535)),
+             "Join the parts first (llama-gguf-split --merge)");
+    }
+    auto arch = f_.string("general.architecture");
+    if (!arch) refuse("general.architecture", "is missing", "llama, qwen2, qwen3 or qwen3vl", "no such key");
+    for (const Architecture& a : kArchitectures) {
+      if (*arch == a.name) c_.family = a.family;
+    }
+    if (c_.family.empty()) refuse("general.architecture", "is not supported", "llama, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
+    arch_ = *arch;
+  }
+
+  void config() {
+    c_.layers = required("block_count");
+    c_.hidden = required("embedding_length");
+    c_.ffn = required("feed_forward_length");
+    c_.context = required("context_length");
+    c_.heads = required("attention.head_count");
+    c_.kv_heads = f_.integer(arch_key("attention.head_count_kv"), 1, kMaxDim).value_or(c_.heads);
+    c_.head_dim = f_.integer(arch_key("attention.key_length"), 1, kMaxDim).value_or(c_.hidden / c_.heads);
+    auto value_length = f_.integer(arch_key("attention.value_length"), 1, kMaxDim);
+    if (value_length && *value_length != c_.head_dim) {
+      refuse(arch_key("attention.value_length"), "differs from the key length", std::to_string(c_.head_dim), std::to_string(*value_length));
+    }
+    auto eps = f_.number(arch_key("attention.layer_norm_rms_epsilon"));
+    if (!eps) refuse(arch_key("attention.layer_norm_rms_epsilon"), "is missing", "a number", "no such key");
+    c_.rms_eps = *eps;
+    refuse_unsupported();
+
+    const GgufTensor* embed = f_.find_tensor(kGgufNames.embed);
+    if (!embed || embed->shape.size() != 2) {
+      throw Error(ErrorKind::malformed, f_.name(), fmt::format("tensor \"{}\" is not usable", kGgufNames.embed), "shape [vocabulary, hidden]",
+                  embed ? shape_text(embed->shape) : "no such tensor");
+    }
+    c_.vocab = embed->shape[0];
+    const std::string key = arch_key("vocab_size");
+    if (auto stated = f_.integer(key, 1, kMaxDim); stated && *stated != c_.vocab) {
+      refuse(key, "contradicts the rows of token_embd.weight", std::to_string(c_.vocab), std::to_string(*stated));
+    }
+    // The converter leaves the head out where it is the embedding.
+    c_.tied = f_.find_tensor(kGgufNames.lm_head) == nullptr;
+    c_.qk_norm = c_.family == "qwen3" || c_.family == "qwen3_vl";
+    // GGUF has no key for biases: they are there or not, and then in all layers (assemble() asks for each).
+    c_.qkv_bias = c_.family == "qwen2" || f_.find_tensor("blk.0.attn_q.bias") != nullptr;
+    o_bias_ = f_.find_tensor("blk.0.attn_output.bias") != nullptr;
+    rope();
+    special_ids();
+    check_config(c_, f_.name());
+  }
+
+  /// What a model of these architectures may ask for and the engine does not do.
+  void refuse_unsupported() {
+    if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0) {
+      refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0", std::to_string(*n));
+    }
+    if (auto w = f_.integer(arch_key("attention.sliding_window"), 0, INT64_MAX); w && *w > 0) {
+      refuse(arch_key("attention.sliding_window"), "is in use", "0 or no such key", std::to_string(*w),
+             "Sliding-window attention is not supported");
+    }
+    if (!f_.boolean(arch_key("attention.causal")).value_or(true)) {
+      refuse(arch_key("attention.causal"), "is not supported", "true", "false");
+    }
+    if (auto type = f_.string(arch_key("rope.scaling.type")); type && *type != "none") {
+      refuse(arch_key("rope.scaling.type"), "is not supported", "\"none\" (llama3 scaling comes as rope_freqs.weight)", in_quotes(*type));
+    }
+    for (const char* suffix : {"rope.scaling.factor", "rope.scale_linear"}) {
+      if (auto s = f_.number(arch_key(suffix)); s && *s != 1.0 && *s != 0.0) {
+        refuse(arch_key(suffix), "linear rope scaling is not supported", "1", fmt::format("{}", *s));
+      }
+    }
+  }
+
+  void rope() {
+    RopeConfig& r = c_.rope;
+    const std::string base = arch_key("rope.freq_base");
+    if (auto theta = f_.number(base)) {
+      r.theta = f_.find(base)->type == GgufType::f32 ? shortest_decimal(float(*theta)) : *theta;
+    }
+    r.rotary = f_.integer(arch_key("rope.dimension_count"), 1, kMaxDim).value_or(c_.head_dim);
+    if (r.rotary != c_.head_dim) {
+      // llama.cpp would turn dims (j, j + rotary/2), or neighbours in llama files; no converter of these families writes that.
+      refuse(arch_key("rope.dimension_count"), "differs from the head dimension", std::to_string(c_.head_dim), std::to_string(r.rotary));
+    }
+    if (auto sections = f_.integers(arch_key("rope.dimension_sections"))) {
+      r.mrope_section = *sections;  // four: time, height, width, and a stream that these models leave at 0
+      if (r.mrope_section.size() == 4 && r.mrope_section[3] == 0) r.mrope_section.pop_back();
+    }
+    check_config(c_, f_.name());  // before the frequencies are computed from it
+    const GgufTensor* freqs = f_.find_tensor(kRopeFreqs);
+    if (!freqs) return;
+    const std::string where = fmt::format("{}: tensor \"{}\"", f_.name(), kRopeFreqs);
+    if (freqs->shape != std::vector<int64_t>{r.rotary / 2} || is_quantised(freqs->type)) {
+      throw Error(ErrorKind::malformed, where, "is not usable", fmt::format("[{}] of F32", r.rotary / 2),
+                  fmt::format("{} of {}", shape_text(freqs->shape), name_of(freqs->type)));
+    }
+    const Vector factors = widen(freqs->type, freqs->data, freqs->shape[0]);
+    for (size_t j = 0; j < factors.size(); j++) {
+      if (!(factors[j] > 0 && std::isfinite(factors[j]))) {
+        throw Error(ErrorKind::malformed, where, fmt::format("divisor {} is not usable", j), "a finite number above 0", fmt::format("{}", factors[j]));
+      }
+    }
+    if (std::all_of(factors.begin(), factors.end(), [](float f) { return f == 1.0f; })) return;
+    auto llama3 = recognise_llama3(r, factors);
+    if (!llama3) {
+      throw Error(ErrorKind::malformed, where, "no known rope scaling gives these divisors",
+                  "llama3 scaling with parameters that are powers of two (low 1, high 4, original context 8192 in the published models)",
+                  fmt::format("divisors from {} to {}", *std::min_element(factors.begin(), factors.end()),
+                              *std::max_element(factors.begin(), factors.end())));
+    }
+    r = *llama3;
+  }
+
+  void special_ids() {
+    auto id = [&](const char* key) { return f_.integer(key, 0, UINT32_MAX); };
+    if (auto bos = id("tokenizer.ggml.bos_token_id")) c_.bos = *bos;
+    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+      auto v = id(key);
+      if (v && std::find(c_.eos.begin(), c_.eos.end(), *v) == c_.eos.end()) c_.eos.push_back(*v);
+    }
+  }
+
+  /// Canaries over the vocabulary that the file carries (README.md, "Canaries").
+  void tokenizer() {
+    const std::string key = "tokenizer.ggml.tokens";
+    auto tokens = f_.strings(key);
+    if (!tokens) return;
+    const int64_t count = int64_t(tokens->size());
+    if (count > c_.vocab) {
+      refuse(key, "has more tokens than token_embd.weight has rows", fmt::format("at most {}", c_.vocab), std::to_string(count),
+             "Another model's vocabulary may be in this file");
+    }
+    auto types = f_.integers("tokenizer.ggml.token_type");
+    if (types && int64_t(types->size()) != count) {
+      refuse("tokenizer.ggml.token_type", "contradicts tokenizer.ggml.tokens", std::to_string(count), std::to_string(types->size()));
+    }
+    if (const GgufValue* scores = f_.find("tokenizer.ggml.scores"); scores && int64_t(scores->count) != count) {
+      refuse("tokenizer.ggml.scores", "contradicts tokenizer.ggml.tokens", std::to_string(count), std::to_string(scores->count));
+    }
+    for (const char* special : {"bos", "eos", "eot", "eom", "unknown", "padding", "separator"}) {
+      const std::string id_key = fmt::format("tokenizer.ggml.{}_token_id", special);
+      auto id = f_.integer(id_key, 0, UINT32_MAX);
+      if (!id) continue;
+      if (*id >= count) {
+        refuse(id_key, "is not a token of this vocabulary", fmt::format("an id below {}", count), std::to_string(*id),
+               "Another model's vocabulary may be in this file");
+      }
+      constexpr int64_t kNormal = 1, kByte = 6;  // llama.cpp, enum llama_token_type
+      const bool ends_or_starts = std::string(special)[0] == 'e' || std::string(special) == "bos";
+      const int64_t type = types ? (*types)[size_t(*id)] : 0;
+      if (ends_or_starts && (type == kNormal || type == kByte)) {
+        refuse(id_key, fmt::format("token {} is an ordinary one", in_quotes((*tokens)[size_t(*id)], 40)), "a control token",
+               fmt::format("token type {}", type), "Another model's vocabulary may be in this file");
+      }
+    }
+  }
+
+  /// XXH3-128 over the tokenizer.* keys in name order: key, a zero byte, the value as it lies in the file.
+  std::string tokenizer_hash() const {
+    std::vector<const std::pair<std::string, GgufValue>*> keys;
+    for (const auto& entry : f_.metadata()) {
+      if (entry.first.rfind("tokenizer.", 0) == 0) keys.push_back(&entry);
+    }
+    if (keys.empty()) return {};
+    std::sort(keys.begin(), keys.end(), [](auto* a, auto* b) { return a->first < b->first; });
+    std::vector<std::pair<const void*, size_t>> pieces;
+    for (const auto* entry : keys) {
+      pieces.emplace_back(entry->first.c_str(), entry->first.size() + 1);
+      pieces.emplace_back(entry->second.bytes.data(), entry->second.bytes.size());
+    }
+    return hash_pieces(pieces);
+  }
+
+  const GgufFile& f_;
+  std::string arch_;
+  Config c_;
+  bool o_bias_ = false;
+};
+
+}  // namespace
+
+Model load_gguf(const GgufFile& file, const std::string& path) { return GgufModel(file).load(path); }
+
+}  // namespace assay
