@@ -1,0 +1,120 @@
+// Which instruction sets this build and this CPU have, and the names and sizes of the element types.
+#include <cstddef>
+
+#include "dumps/error.h"
+#include "engine/ops/kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace assay {
+
+namespace scalar {
+extern const Kernels kKernels;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+#endif
+
+std::string_view name_of(Isa isa) {
+  switch (isa) {
+    case Isa::scalar: return "scalar";
+    case Isa::avx2: return "avx2";
+    case Isa::avx512: return "avx512";
+  }
+  return "unknown";
+}
+
+bool isa_supported(Isa isa) {
+  if (isa == Isa::scalar) return true;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  // The answers include the operating system's part (XCR0): it saves the registers.
+  unsigned a, b, c = 0, d;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);  // a name that clang 14's builtin does not know
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+  if (isa == Isa::avx2) return avx2;
+  if (isa == Isa::avx512) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#endif
+  return false;
+}
+
+Isa best_isa() {
+  static const Isa best = isa_supported(Isa::avx512) ? Isa::avx512 : isa_supported(Isa::avx2) ? Isa::avx2 : Isa::scalar;
+  return best;
+}
+
+const Kernels& kernels(Isa isa) {
+  if (!isa_supported(isa)) {
+    throw Error(ErrorKind::internal, "kernels", "instruction set not supported here",
+                "at most " + std::string(name_of(best_isa())), std::string(name_of(isa)));
+  }
+#if defined(__x86_64__)
+  if (isa == Isa::avx2) return avx2::kKernels;
+  if (isa == Isa::avx512) return avx512::kKernels;
+#endif
+  return scalar::kKernels;
+}
+
+std::string_view name_of(WeightType t) {
+  switch (t) {
+    case WeightType::f32: return "F32";
+    case WeightType::f16: return "F16";
+    case WeightType::bf16: return "BF16";
+    case WeightType::q8_0: return "Q8_0";
+    case WeightType::q4_0: return "Q4_0";
+    case WeightType::q4_1: return "Q4_1";
+    case WeightType::q6_k: return "Q6_K";
+  }
+  return "unknown";
+}
+
+bool is_quantised(WeightType t) { return block_elements(t) > 1; }
+
+int64_t block_elements(WeightType t) {
+  switch (t) {
+    case WeightType::f32:
+    case WeightType::f16:
+    case WeightType::bf16: return 1;
+    case WeightType::q8_0:
+    case WeightType::q4_0:
+    case WeightType::q4_1: return 32;
+    case WeightType::q6_k: return 256;
+  }
+  return 1;
+}
+
+size_t block_bytes(WeightType t) {
+  switch (t) {
+    case WeightType::f32: return 4;
+    case WeightType::f16:
+    case WeightType::bf16: return 2;
+    case WeightType::q8_0: return 34;
+    case WeightType::q4_0: return 18;
+    case WeightType::q4_1: return 20;
+    case WeightType::q6_k: return 210;
+  }
+  return 0;
+}
+
+std::string_view name_of(KvType t) {
+  switch (t) {
+    case KvType::f32: return "f32";
+    case KvType::f16: return "f16";
+    case KvType::bf16: return "bf16";
+  }
+  return "unknown";
+}
+
+size_t size_of(KvType t) { return t == KvType::f32 ? 4 : 2; }
+
+}  // namespace assay

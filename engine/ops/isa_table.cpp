@@ -1,0 +1,9 @@
+// The op table of one instruction set.
+#include "engine/ops/op.h"
+
+namespace assay::inline ASSAY_ISA {
+
+extern const Kernels kKernels;
+const Kernels kKernels = {Isa::ASSAY_ISA, linear, embed, rms_norm, head_norm, rope, kv_store, attention, silu_mul, add};
+
+}  // namespace assay::inline ASSAY_ISA

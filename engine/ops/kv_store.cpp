@@ -1,0 +1,46 @@
+// Rounds k and v rows (nearest even) into the cache at their places. A NaN is stored as the canonical one, in f32 too. A
+// finite value that does not fit f16 is stored as Inf and reported.
+#include "engine/ops/op.h"
+
+namespace assay::inline ASSAY_ISA {
+
+/// *place = min(*place, value), by any number of threads.
+ASSAY_NUMERICS_FN void lower_to(int64_t* place, int64_t value) {
+  int64_t seen = __atomic_load_n(place, __ATOMIC_RELAXED);
+  while (value < seen && !__atomic_compare_exchange_n(place, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+/// Stores one head's row; returns the first column that overflows, or -1.
+ASSAY_NUMERICS_FN int64_t store_row(KvType type, const float* x, std::byte* out, int64_t count) {
+  int64_t overflow = -1;
+  for (int64_t d = 0; d < count; d++) {
+    if (type == KvType::f32) {
+      const float v = is_nan(x[d]) ? canonical_nan() : x[d];
+      memcpy(out + 4 * d, &v, 4);
+      continue;
+    }
+    const uint16_t bits = type == KvType::f16 ? f16_of_f32(x[d]) : bf16_of_f32(x[d]);
+    memcpy(out + 2 * d, &bits, 2);
+    if (type == KvType::f16 && (bits & 0x7fffu) == 0x7c00u && is_finite(x[d]) && overflow < 0) overflow = d;
+  }
+  return overflow;
+}
+
+void kv_store(const KvStoreArgs& a, int64_t begin, int64_t end) {
+  const KvLayer& c = a.cache;
+  const int64_t columns = c.kv_heads * c.head_dim, element = c.type == KvType::f32 ? 4 : 2;
+  for (int64_t row = begin; row < end; row++) {
+    for (int which = 0; which < 2; which++) {
+      const float* x = (which == 0 ? a.k : a.v) + row * columns;
+      std::byte* base = which == 0 ? c.k : c.v;
+      for (int64_t h = 0; h < c.kv_heads; h++) {
+        const int64_t at = ((a.places[row].slot * c.kv_heads + h) * c.context + a.places[row].position) * c.head_dim;
+        const int64_t overflow = store_row(c.type, x + h * c.head_dim, base + at * element, c.head_dim);
+        if (overflow >= 0) lower_to(a.overflow, (which * a.rows + row) * columns + h * c.head_dim + overflow);
+      }
+    }
+  }
+}
+
+}  // namespace assay::inline ASSAY_ISA

@@ -1,0 +1,90 @@
+// What every op file includes. Op files are compiled once per instruction set into namespace ASSAY_ISA and must leave no
+// symbol that another object could share (NUMERICS.md "ISA files"): everything here is static, and std templates, members
+// defined in other headers included, are not used in them (ci/check_isa_symbols holds this).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "engine/formats/quant.h"
+#include "engine/numerics.h"
+#include "engine/ops/common/scratch.h"
+#include "engine/ops/kernels.h"
+
+#ifndef ASSAY_ISA
+#error "an op file is compiled with ASSAY_ISA set"
+#endif
+
+namespace assay::inline ASSAY_ISA {
+
+// ---- the ops, one file each; isa_table.cpp collects them
+void linear(const LinearArgs& a, int64_t begin, int64_t end);
+void embed(const EmbedArgs& a, int64_t begin, int64_t end);
+void rms_norm(const NormArgs& a, int64_t begin, int64_t end);
+void head_norm(const NormArgs& a, int64_t begin, int64_t end);
+void rope(const RopeArgs& a, int64_t begin, int64_t end);
+void kv_store(const KvStoreArgs& a, int64_t begin, int64_t end);
+void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch);
+void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end);
+void add(const BinaryArgs& a, int64_t begin, int64_t end);
+
+// ---- elements where they lie; nothing is assumed about alignment
+ASSAY_NUMERICS_FN uint16_t load_u16(const std::byte* p) {
+  uint16_t v;
+  memcpy(&v, p, 2);
+  return v;
+}
+ASSAY_NUMERICS_FN float load_f32(const std::byte* p) {
+  float v;
+  memcpy(&v, p, 4);
+  return v;
+}
+ASSAY_NUMERICS_FN int load_u8(const std::byte* p) { return (int)*reinterpret_cast<const unsigned char*>(p); }
+ASSAY_NUMERICS_FN int load_i8(const std::byte* p) { return (int)*reinterpret_cast<const signed char*>(p); }
+
+ASSAY_NUMERICS_FN float load_cached(KvType type, const std::byte* base, int64_t i) {
+  if (type == KvType::f32) return load_f32(base + 4 * i);
+  const uint16_t bits = load_u16(base + 2 * i);
+  return type == KvType::f16 ? f32_of_f16(bits) : f32_of_bf16(bits);
+}
+
+/// Element k of a weight row, widened: the exact sw*w + mw rounded once to f32. Every product with a scale below is exact
+/// (11 bits of f16, 7 of an int8, 5 of a code, at most 23), so only Q4_1 rounds, in its fma. Layouts: formats/quant.h.
+ASSAY_NUMERICS_FN float weight_at(WeightType type, const std::byte* row, int64_t k) {
+  const int i = (int)(k % kQuantGroup);
+  switch (type) {
+    case WeightType::f32: return load_f32(row + 4 * k);
+    case WeightType::f16: return f32_of_f16(load_u16(row + 2 * k));
+    case WeightType::bf16: return f32_of_bf16(load_u16(row + 2 * k));
+    case WeightType::q8_0: {
+      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
+      return mul_f32(f32_of_f16(load_u16(b)), (float)load_i8(b + offsetof(BlockQ8_0, codes) + i));
+    }
+    case WeightType::q4_0: {
+      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_0);
+      const int pair = load_u8(b + offsetof(BlockQ4_0, codes) + i % 16), code = i < 16 ? pair & 15 : pair >> 4;
+      return mul_f32(f32_of_f16(load_u16(b)), (float)(code - 8));
+    }
+    case WeightType::q4_1: {
+      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_1);
+      const int pair = load_u8(b + offsetof(BlockQ4_1, codes) + i % 16), code = i < 16 ? pair & 15 : pair >> 4;
+      return fma_f32(f32_of_f16(load_u16(b)), (float)code, f32_of_f16(load_u16(b + offsetof(BlockQ4_1, m))));
+    }
+    case WeightType::q6_k: {
+      const std::byte* b = row + k / kQ6KElements * (int64_t)sizeof(BlockQ6_K);
+      const int r = (int)(k % kQ6KElements), half = r / 128, quarter = r % 128 / 32;
+      const int low = load_u8(b + 64 * half + 32 * (quarter % 2) + i) >> (quarter / 2 * 4) & 15;
+      const int high = load_u8(b + offsetof(BlockQ6_K, high) + 32 * half + i) >> (2 * quarter) & 3;
+      const float d = f32_of_f16(load_u16(b + offsetof(BlockQ6_K, d)));
+      const float scale = mul_f32(d, (float)load_i8(b + offsetof(BlockQ6_K, scales) + r / 16));
+      return mul_f32(scale, (float)((low | high << 4) - 32));
+    }
+  }
+  return canonical_nan();
+}
+
+ASSAY_NUMERICS_FN int64_t bytes_of_row(WeightType type, int64_t columns) {
+  return columns / block_elements(type) * (int64_t)block_bytes(type);
+}
+
+}  // namespace assay::inline ASSAY_ISA
