@@ -89,6 +89,11 @@ std::optional<TensorName> parse_tensor_name(std::string_view name) {
   return out;
 }
 
+bool is_valid_name(std::string_view name) {
+  return !name.empty() && name.size() <= 512 && name != "__metadata__" &&
+         std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+}
+
 std::string tensor_name(int prompt, Pass pass, int64_t step, int layer, std::string_view phase) {
   if (layer < 0) return fmt::format("prompt{}/{}/{}/{}", prompt, name_of(pass), step, phase);
   const std::string_view stem = pass >= Pass::mtp_prefill ? "mtp" : "layer";

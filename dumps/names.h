@@ -24,6 +24,8 @@ struct TensorName {
   bool is_state() const { return pass == "state"; }
 };
 std::optional<TensorName> parse_tensor_name(std::string_view name);
+/// What a dump accepts as a tensor name: 1 to 512 printable ASCII characters, no blanks.
+bool is_valid_name(std::string_view name);
 /// layer < 0: none. In mtp_* passes the stem of a layer is "mtp" ("mtp.0"), elsewhere "layer".
 std::string tensor_name(int prompt, Pass pass, int64_t step, int layer, std::string_view phase);
 /// prompt<i>/state/<when>/<layer>/<what>; `layer` as text ("layer.3", "mtp.0").

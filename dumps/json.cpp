@@ -1,0 +1,103 @@
+#include "dumps/json.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+
+#include "dumps/error.h"
+#include "dumps/safetensors.h"
+#include "dumps/text.h"
+
+namespace assay {
+
+using Json = nlohmann::ordered_json;
+
+Json parse_json(std::string_view text, const std::string& where) {
+  constexpr int kMaxDepth = 64;
+  constexpr size_t kMaxKeys = 20000;
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
+      if (depth >= kMaxDepth) {
+        throw Error(ErrorKind::malformed, where, "JSON nested too deeply", fmt::format("{} levels at most", kMaxDepth));
+      }
+    }
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key) {
+      const std::string& key = value.get_ref<const std::string&>();
+      if (!keys.back().insert(key).second) {
+        throw Error(ErrorKind::malformed, where, "the key " + in_quotes(key) + " appears twice", "each key once");
+      }
+      if (keys.back().size() > kMaxKeys) {
+        throw Error(ErrorKind::malformed, where, "an object with too many keys", fmt::format("{} at most", kMaxKeys));
+      }
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), watch);
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(ErrorKind::malformed, where, "is not JSON", {}, std::string(e.what()).substr(0, 200));
+  }
+}
+
+Json read_json(const std::filesystem::path& path) {
+  constexpr size_t kMaxBytes = size_t{512} << 20;
+  const std::shared_ptr<MappedFile> file = MappedFile::open(path);
+  if (file->size() > kMaxBytes) {
+    throw Error(ErrorKind::malformed, path.string(), "absurd size of a JSON file", bytes_text(kMaxBytes) + " at most",
+                bytes_text(file->size()));
+  }
+  return parse_json({reinterpret_cast<const char*>(file->data()), file->size()}, path.string());
+}
+
+const Json& json_get(const Json& object, const char* key, const std::string& where) {
+  if (!object.is_object()) throw Error(ErrorKind::malformed, where, "wrong JSON type", "an object", object.type_name());
+  const auto it = object.find(key);
+  if (it == object.end()) throw Error(ErrorKind::malformed, where, fmt::format("the key \"{}\" is missing", key));
+  return *it;
+}
+
+std::string json_string(const Json& value, const std::string& where) {
+  if (!value.is_string()) throw Error(ErrorKind::malformed, where, "wrong JSON type", "a string", value.type_name());
+  return value.get<std::string>();
+}
+
+int64_t json_int(const Json& value, const std::string& where, int64_t least, int64_t most) {
+  if (!value.is_number_integer()) {
+    throw Error(ErrorKind::malformed, where, "wrong JSON type", "an integer", value.type_name());
+  }
+  const bool absurd = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  const int64_t v = absurd ? INT64_MAX : value.get<int64_t>();
+  if (absurd || v < least || v > most) {
+    throw Error(ErrorKind::malformed, where, "number out of range", fmt::format("{} .. {}", least, most), value.dump());
+  }
+  return v;
+}
+
+double json_finite(const Json& value, const std::string& where) {
+  if (!value.is_number()) throw Error(ErrorKind::malformed, where, "wrong JSON type", "a number", value.type_name());
+  const double v = value.get<double>();
+  if (!std::isfinite(v)) throw Error(ErrorKind::malformed, where, "not a finite number");
+  return v;
+}
+
+std::vector<int64_t> json_ints(const Json& value, const std::string& where, int64_t least) {
+  if (!value.is_array()) throw Error(ErrorKind::malformed, where, "wrong JSON type", "an array", value.type_name());
+  std::vector<int64_t> out;
+  out.reserve(value.size());
+  for (const Json& v : value) out.push_back(json_int(v, where, least, INT64_MAX));
+  return out;
+}
+
+std::vector<std::string> json_strings(const Json& value, const std::string& where) {
+  if (!value.is_array()) throw Error(ErrorKind::malformed, where, "wrong JSON type", "an array", value.type_name());
+  std::vector<std::string> out;
+  out.reserve(value.size());
+  for (const Json& v : value) out.push_back(json_string(v, where));
+  return out;
+}
+
+}  // namespace assay

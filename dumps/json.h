@@ -1,0 +1,26 @@
+// Reading JSON that others wrote: bounded depth and size, no duplicate keys, every failure an Error{malformed} with its place.
+#pragma once
+#include <cstddef>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace assay {
+
+/// Throws Error{malformed}: not JSON, a key twice in one object, deeper than 64 levels, an object of more than 20000 keys
+/// (ordered_json searches linearly; lists belong into arrays).
+nlohmann::ordered_json parse_json(std::string_view text, const std::string& where);
+/// The same of a whole file of at most 512 MiB.
+nlohmann::ordered_json read_json(const std::filesystem::path& path);
+
+/// Typed access with messages: `where` names the file and the place inside ("m.json: tensors[3].shape"). Throw Error{malformed}.
+const nlohmann::ordered_json& json_get(const nlohmann::ordered_json& object, const char* key, const std::string& where);
+std::string json_string(const nlohmann::ordered_json& value, const std::string& where);
+int64_t json_int(const nlohmann::ordered_json& value, const std::string& where, int64_t least, int64_t most);
+double json_finite(const nlohmann::ordered_json& value, const std::string& where);
+std::vector<int64_t> json_ints(const nlohmann::ordered_json& value, const std::string& where, int64_t least);
+std::vector<std::string> json_strings(const nlohmann::ordered_json& value, const std::string& where);
+
+}  // namespace assay
