@@ -96,6 +96,7 @@ struct Tolerance {
   std::string preset;            // "official-f32", "bf16", ... or "custom"
   double fixed = 0;              // --tol: at least this
   double noise_factor = 0;       // times the baseline's noise floor for that phase, if it has floors
+  std::string floor = "float32"; // whose floors: the table's name in the manifest of an official case ("bfloat16")
   std::map<std::string, double> by_phase;  // overrides; keys as of noise_floor(): "q_rope", "state/k"
   double greedy_margin_cap = 0;  // NEARTIE: no margin above this is a tie, whatever the measured noise
   int64_t max_near_ties = 0;     // more than this many fail

@@ -1,0 +1,141 @@
+// The work of a comparison: reading values, in parallel, in pieces of bounded size.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+
+#include "dumps/compare_plan.h"
+#include "dumps/metrics.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#endif
+
+namespace assay::comparing {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t(4) << 20;  // of one side; whole rows
+
+struct Piece {
+  size_t index;  // of the pair or tensor
+  int64_t first_row, rows;
+};
+
+std::vector<Piece> cut(size_t index, const DumpTensor& t) {
+  const int64_t row_bytes = std::max<int64_t>(1, t.columns() * int64_t(size_of(t.dtype)));
+  const int64_t step = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  std::vector<Piece> out;
+  for (int64_t r = 0; r < t.rows(); r += step) out.push_back({index, r, std::min(step, t.rows() - r)});
+  return out;
+}
+
+/// Maps the pages of a piece in one call instead of a fault for each few. Fails harmlessly on older kernels.
+void prefetch(const DumpTensor& t, const Piece& p) {
+#if defined(__linux__)
+  static const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+  const size_t row = size_t(t.columns()) * size_of(t.dtype);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(t.data + size_t(p.first_row) * row);
+  const uintptr_t end = begin + size_t(p.rows) * row, from = begin / page * page;
+  if (end - begin >= 64 * page) madvise(reinterpret_cast<void*>(from), end - from, MADV_POPULATE_READ);
+#else
+  (void)t, (void)p;
+#endif
+}
+
+}  // namespace
+
+void run_jobs(int threads, size_t n, const std::function<void(size_t)>& job) {
+  size_t count = threads > 0 ? size_t(threads) : std::max(1u, std::thread::hardware_concurrency());
+  count = std::min(count, n);
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex mutex;
+  auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < n;) {
+      try {
+        job(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        next = n;
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < count; i++) others.emplace_back(work);
+  work();
+  for (std::thread& t : others) t.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::unordered_map<std::string, double> usual_scales(const Dump& base, const std::vector<std::string>& wanted, int threads) {
+  const std::unordered_set<std::string> keys(wanted.begin(), wanted.end());
+  std::unordered_map<std::string, double> out;
+  std::vector<Piece> pieces;
+  std::vector<double*> places;
+  for (size_t i = 0; i < base.tensors().size(); i++) {
+    const DumpTensor& t = base.tensors()[i];
+    if (!is_float(t.dtype)) continue;
+    const std::string key = scale_key(t.name);
+    if (!keys.contains(key)) continue;
+    double& scale = out[key];
+    if (t.stats) {
+      scale = std::max({scale, std::fabs(t.stats->min), std::fabs(t.stats->max)});
+    } else if (t.data && t.elements() > 0) {
+      for (const Piece& p : cut(i, t)) {
+        pieces.push_back(p);
+        places.push_back(&scale);  // references into an unordered_map stay valid
+      }
+    }
+  }
+  std::vector<double> found(pieces.size());
+  run_jobs(threads, pieces.size(), [&](size_t i) {
+    const DumpTensor& t = base.tensors()[pieces[i].index];
+    prefetch(t, pieces[i]);
+    found[i] = max_abs_finite(t, pieces[i].first_row, pieces[i].rows);
+  });
+  for (size_t i = 0; i < pieces.size(); i++) *places[i] = std::max(*places[i], found[i]);
+  return out;
+}
+
+void measure_pairs(Plan& plan, const CompareOptions& options) {
+  std::vector<Piece> pieces;
+  int64_t total = 0;
+  for (size_t i = 0; i < plan.pairs.size(); i++) {
+    if (!plan.pairs[i].measure) continue;
+    total += plan.pairs[i].bytes();
+    for (const Piece& p : cut(i, plan.pairs[i].base)) pieces.push_back(p);
+  }
+  // One result per piece; joined in order afterwards, so that the outcome is that of one thread.
+  std::vector<TensorMetrics> results(pieces.size());
+  std::mutex mutex;
+  int64_t done = 0;
+  run_jobs(options.threads, pieces.size(), [&](size_t i) {
+    const Piece& piece = pieces[i];
+    const Pair& p = plan.pairs[piece.index];
+    prefetch(p.base, piece);
+    prefetch(p.target, piece);
+    results[i] = measure_rows(p.base, p.target, piece.first_row, piece.rows, p.scale);
+    if (!options.progress) return;
+    const std::lock_guard lock(mutex);
+    done += piece.rows * p.base.columns() * int64_t(size_of(p.base.dtype) + size_of(p.target.dtype));
+    options.progress(done, total);
+  });
+  for (size_t i = 0; i < pieces.size(); i++) {
+    std::optional<TensorMetrics>& m = plan.records[plan.pairs[pieces[i].index].record].metrics;
+    if (!m || pieces[i].first_row == 0) {
+      m = results[i];
+    } else {
+      merge(*m, results[i]);
+    }
+  }
+}
+
+}  // namespace assay::comparing

@@ -1,0 +1,331 @@
+// A comparison for people. Everything printed stands in the records; nothing is computed but sums and maxima over them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dumps/compare.h"
+#include "dumps/text.h"
+
+namespace assay {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostLines = 10;  // of failing tensors, unless verbose
+
+double number(const Json& j) {
+  if (j.is_number()) return j.get<double>();
+  if (j == "Infinity") return std::numeric_limits<double>::infinity();
+  if (j == "-Infinity") return -std::numeric_limits<double>::infinity();
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string text(const Json& j, const char* key) {
+  const auto it = j.find(key);
+  return it != j.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+std::string figure(double x) { return x == 0 ? "0" : fmt::format("{:.2e}", x); }
+
+std::string shell(const std::string& path) {
+  const bool plain = !path.empty() && std::all_of(path.begin(), path.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("/._-+=:,@%").find(char(c)) != std::string_view::npos;
+  });
+  if (plain) return path;
+  std::string out = "'";
+  for (char c : path) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+/// Columns aligned by their widest cell: the first to the left, the last two as they are, figures to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> head, size_t left_from) : left_from_(left_from) { rows_.push_back(std::move(head)); }
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.size() < 2; }
+  std::string str() const {
+    std::vector<size_t> width;
+    for (const auto& row : rows_) {
+      width.resize(std::max(width.size(), row.size()));
+      for (size_t c = 0; c < row.size(); c++) width[c] = std::max(width[c], row[c].size());
+    }
+    std::string out;
+    for (const auto& row : rows_) {
+      std::string line = " ";
+      for (size_t c = 0; c < row.size(); c++) {
+        const bool left = c == 0 || c >= left_from_;
+        line += " " + (left ? fmt::format("{:<{}}", row[c], width[c]) : fmt::format("{:>{}}", row[c], width[c])) + " ";
+      }
+      line.erase(line.find_last_not_of(' ') + 1);
+      out += line + "\n";
+    }
+    return out;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+  size_t left_from_;
+};
+
+struct PhaseLine {
+  int64_t n = 0, failed = 0, skipped = 0, hashed = 0, elements = 0, equal = 0, differing = 0;
+  double max_abs = 0, max_rel = 0, tolerance = -1;
+  bool floats = false;
+  std::string where;
+};
+
+class Renderer {
+ public:
+  Renderer(const std::vector<Json>& records, bool color, bool verbose) : records_(records), color_(color), verbose_(verbose) {
+    for (const Json& r : records) {
+      const std::string kind = text(r, "record");
+      if (kind == "compare") head_ = &r;
+      if (kind == "summary") summary_ = &r;
+    }
+  }
+
+  std::string run() {
+    if (!head_ || !summary_) return "no comparison in these records\n";
+    verdict();
+    sides();
+    phases();
+    failures();
+    greedy();
+    topk();
+    levels();
+    next();
+    return out_;
+  }
+
+ private:
+  std::string paint(const char* code, const std::string& s) const { return color_ ? fmt::format("\033[{}m{}\033[0m", code, s) : s; }
+  int64_t count(const char* key) const { return summary_->at(key).get<int64_t>(); }
+
+  void verdict() {
+    const Json& s = *summary_;
+    const std::string level = text(s, "level");
+    const bool pass = s.at("exit_code") == 0;
+    std::string line = pass ? paint("32", "PASS") : paint("31", "FAIL");
+    line += " " + level;
+    if (s.at("partial").get<bool>()) line += " (partial)";
+    const int64_t near = count("near_ties"), most = count("max_near_ties");
+    if (!pass && s.at("first_divergence").is_object()) {
+      line += ": first at " + text(s.at("first_divergence"), "text");
+    } else if (!pass && count("compared") == 0) {
+      line += ": nothing was compared";
+    } else if (!pass && near > most) {
+      line += fmt::format(": {} near ties, at most {} allowed", near, most);
+    } else {
+      line += fmt::format(": {} compared", count("compared"));
+      if (near > 0) line += fmt::format(", {} near tie{} (at most {} allowed)", near, near == 1 ? "" : "s", most);
+    }
+    out_ += line + "\n\n";
+  }
+
+  void sides() {
+    for (const char* side : {"base", "target"}) {
+      const Json& j = head_->at(side);
+      const std::string kind = text(j, "kind") == "official_case" ? "official case" : text(j, "kind");
+      out_ += fmt::format("  {:<10} {}  ({}{}{})\n", side, text(j, "path"), kind,
+                          text(j, "mode") == "full" ? "" : ", mode " + text(j, "mode"),
+                          j.at("partial").get<bool>() && kind == "dump" ? ", partial" : "");
+    }
+    const Json& t = head_->at("tolerance");
+    if (text(*head_, "level") != "byte_exact") {
+      std::string line = text(t, "preset").empty() ? "custom" : text(t, "preset");
+      const double factor = number(t.at("noise_factor")), fixed = number(t.at("fixed"));
+      if (factor > 0) line += fmt::format(", {:g} x the {} noise floor", factor, text(t, "floor"));
+      if (fixed > 0) line += fmt::format("{} {:g}", factor > 0 ? ", at least" : ",", fixed);
+      for (const auto& [phase, x] : t.at("by_phase").items()) line += fmt::format(", {} {:g}", phase, number(x));
+      out_ += fmt::format("  {:<10} {}\n", "tolerance", line);
+    }
+    for (const Json& r : records_) {
+      if (text(r, "record") == "warning") out_ += fmt::format("  {:<10} {}\n", "warning", text(r, "text"));
+    }
+    out_ += "\n";
+  }
+
+  void phases() {
+    std::vector<std::string> order;
+    std::map<std::string, PhaseLine> lines;
+    for (const Json& r : records_) {
+      if (text(r, "record") != "tensor") continue;
+      const std::string phase = text(r, "phase");
+      if (!lines.contains(phase)) order.push_back(phase);
+      PhaseLine& l = lines[phase];
+      if (text(r, "status") == "skipped" && text(r, "kind") != "not_required") {
+        l.skipped++;
+        continue;
+      }
+      l.n++;
+      l.failed += text(r, "status") == "fail";
+      if (!r.contains("metrics")) {
+        l.hashed += r.at("reached") == "byte_exact";
+        continue;
+      }
+      const Json& m = r.at("metrics");
+      l.elements += m.at("elements").get<int64_t>();
+      l.equal += m.at("bits_equal").get<int64_t>();
+      const bool floats = text(r.at("dtype"), "base").find('F') != std::string::npos;
+      l.floats = l.floats || floats;
+      if (!r.at("tolerance").is_null()) l.tolerance = std::max(l.tolerance, number(r.at("tolerance")));
+      l.max_abs = std::max(l.max_abs, number(m.at("max_abs")));
+      if (number(m.at("max_rel")) > l.max_rel) {
+        l.max_rel = number(m.at("max_rel"));
+        const std::string name = text(r, "name");
+        const size_t cut = name.rfind('/');
+        l.where = (cut == std::string::npos ? name : name.substr(0, cut)) + ": " + text(m.at("max_rel_at"), "text");
+      }
+    }
+    Table table({"phase", "n", "failed", "max_abs", "max_rel", "tolerance", "used", "bits equal", "where the worst row is"}, 8);
+    for (const std::string& phase : order) {
+      const PhaseLine& l = lines[phase];
+      std::string bits = l.elements > 0 ? fmt::format("{:.1f}%", std::floor(1000.0 * double(l.equal) / double(l.elements)) / 10)
+                                        : l.hashed > 0 ? "by hash" : "-";
+      const bool ids = l.elements > 0 && !l.floats;
+      std::string used = l.tolerance > 0 ? fmt::format("{:.0f}%", std::ceil(100 * l.max_rel / l.tolerance)) : "-";
+      if (l.tolerance > 0 && l.max_rel > 100 * l.tolerance) used = fmt::format("{:.3g} x", l.max_rel / l.tolerance);
+      std::string n = std::to_string(l.n);
+      if (l.skipped > 0) n += fmt::format(" (+{} skipped)", l.skipped);
+      std::vector<std::string> row = {phase, n, std::to_string(l.failed)};
+      if (ids) {
+        row.insert(row.end(), {"-", "-", "exact", "-"});
+      } else if (l.elements == 0) {
+        row.insert(row.end(), {"-", "-", "-", "-"});
+      } else {
+        row.insert(row.end(), {figure(l.max_abs), figure(l.max_rel), l.tolerance < 0 ? "none" : figure(l.tolerance), used});
+      }
+      row.push_back(bits);
+      row.push_back(l.where);
+      table.add(std::move(row));
+    }
+    if (!table.empty()) out_ += table.str() + "\n";
+  }
+
+  void failures() {
+    size_t shown = 0, left_out = 0;
+    for (const Json& r : records_) {
+      if (text(r, "record") != "tensor") continue;
+      const std::string status = text(r, "status");
+      const bool skipped = status == "skipped" && text(r, "kind") != "not_required";
+      if (status != "fail" && !(verbose_ && skipped)) continue;
+      if (!verbose_ && shown >= kMostLines) {
+        left_out++;
+        continue;
+      }
+      shown++;
+      out_ += fmt::format("  {}  {}: {}\n", status == "fail" ? paint("31", "fail") : "skip", text(r, "name"), text(r, "reason"));
+    }
+    if (left_out > 0) out_ += fmt::format("  ... and {} more; --verbose names them\n", left_out);
+    if (verbose_) {
+      for (const Json& r : records_) {
+        if (text(r, "record") != "tensor" || !r.contains("extra")) continue;
+        const Json& e = r.at("extra");
+        out_ += fmt::format("  more  {}: cosine {:.9g}, worst row {:.9g}, NMSE {}, element-wise {}", text(r, "name"),
+                            number(e.at("cosine")), number(e.at("worst_row_cosine")), figure(number(e.at("nmse"))),
+                            figure(number(e.at("max_elementwise_rel"))));
+        if (e.contains("logits")) {
+          const Json& l = e.at("logits");
+          out_ += fmt::format(", KL mean {} max {}, top-1 {}/{}, top-5 {}/{}, least margin {:.4g}", figure(number(l.at("kl_mean"))),
+                              figure(number(l.at("kl_max"))), l.at("top1_agree").get<int64_t>(), l.at("rows").get<int64_t>(),
+                              l.at("top5_agree").get<int64_t>(), l.at("rows").get<int64_t>(), number(l.at("min_margin")));
+        }
+        out_ += "\n";
+        shown++;
+      }
+    }
+    if (shown > 0) out_ += "\n";
+  }
+
+  void greedy() {
+    Table table({"greedy ids", "in common", "status", "least margin", "remark"}, 4);
+    for (const Json& r : records_) {
+      if (text(r, "record") != "greedy") continue;
+      std::string remark = text(r, "reason");
+      for (const Json& f : r.at("flips")) {
+        if (!f.at("near_tie").get<bool>()) continue;
+        remark += fmt::format("{}near tie at step {}: {} for {}, margin {:.3g}, noise {:.3g}", remark.empty() ? "" : "; ",
+                              f.at("step").get<int64_t>(), f.at("target_id").get<int64_t>(), f.at("base_id").get<int64_t>(),
+                              number(f.at("margin")), number(f.at("noise")));
+      }
+      table.add({text(r, "prompt"), fmt::format("{}/{}", r.at("prefix").get<int64_t>(), r.at("length").get<int64_t>()),
+                 text(r, "status"), r.at("min_margin").is_null() ? "-" : fmt::format("{:.4g}", number(r.at("min_margin"))), remark});
+    }
+    if (!table.empty()) out_ += table.str() + "\n";
+  }
+
+  void topk() {
+    std::map<int64_t, std::array<int64_t, 4>> by_k;
+    double worst = 0;
+    for (const Json& r : records_) {
+      if (text(r, "record") != "topk") continue;
+      auto& t = by_k[r.at("k").get<int64_t>()];
+      size_t i = 0;
+      for (const char* key : {"rows", "top1", "order", "common"}) t[i++] += r.at(key).get<int64_t>();
+      worst = std::max(worst, number(r.at("values_max_abs")));
+    }
+    for (const auto& [k, t] : by_k) {
+      out_ += fmt::format("  top-{} logits (reported, not judged): best id equal in {}/{} rows, all {} in order in {}/{}, {}/{} ids in "
+                          "common, max_abs {}\n\n",
+                          k, t[1], t[0], k, t[2], t[0], t[3], t[0] * k, figure(worst));
+    }
+  }
+
+  void levels() {
+    const Json& s = *summary_;
+    const std::string reached = s.at("reached").is_null() ? "none" : text(s, "reached");
+    out_ += fmt::format("  {:<10} {}  (asked for {})\n", "reached", reached, text(s, "level"));
+    std::string line = fmt::format("{}, {} failed, {} skipped, {} missing, {} extra", count("compared"), count("failed"),
+                                   count("skipped"), count("missing"), count("extra"));
+    if (count("near_ties") > 0) line += fmt::format(", {} near ties", count("near_ties"));
+    if (count("bytes_read") > 0) line += ", " + bytes_text(uint64_t(count("bytes_read"))) + " read";
+    out_ += fmt::format("  {:<10} {}\n", "compared", line);
+    const double least = number(s.at("smallest_passing_tolerance"));
+    if (text(s, "level") != "byte_exact" || reached != "byte_exact") {
+      out_ += fmt::format("  {:<10} {}\n", "would pass", std::isinf(least) ? "at no tolerance: see the reasons above"
+                                                                          : fmt::format("at --tol {:.4g}", least));
+    }
+  }
+
+  void next() {
+    const Json& s = *summary_;
+    const std::string base = shell(text(head_->at("base"), "path")), target = shell(text(head_->at("target"), "path"));
+    std::string line;
+    if (s.at("exit_code") != 0) {
+      const Json& d = s.at("first_divergence");
+      if (count("compared") == 0) {
+        line = fmt::format("assay inspect {}", target);
+      } else if (d.is_object() && !verbose_ && text(d, "kind") != "greedy") {
+        line = fmt::format("assay compare {} {} --level {} --until {} --verbose", base, target, text(s, "level"), shell(text(d, "name")));
+      } else if (!verbose_) {
+        line = fmt::format("assay compare {} {} --level {} --verbose", base, target, text(s, "level"));
+      } else {
+        line = fmt::format("assay inspect {}", target);
+      }
+    } else if (text(s, "level") != "byte_exact" && s.at("reached") == "byte_exact") {
+      line = fmt::format("assay compare {} {} --level byte_exact   (it holds, and may be required)", base, target);
+    } else if (!verbose_) {
+      line = fmt::format("assay compare {} {} --level {} --verbose", base, target, text(s, "level"));
+    }
+    if (!line.empty()) out_ += fmt::format("\n  {:<10} {}\n", "next", line);
+  }
+
+  const std::vector<Json>& records_;
+  const bool color_, verbose_;
+  const Json* head_ = nullptr;
+  const Json* summary_ = nullptr;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string render_text(const std::vector<Json>& records, bool color, bool verbose) { return Renderer(records, color, verbose).run(); }
+
+}  // namespace assay
