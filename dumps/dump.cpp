@@ -214,6 +214,19 @@ void Dump::read_manifest() {
     if (entry.contains("inputs")) t.inputs = json_strings(entry["inputs"], where + ".inputs");
     t.stats = read_stats(entry, t, where, mode_ == CaptureMode::stats);
 
+    if (mode_ == CaptureMode::full) {
+      const std::string name = json_string(json_get(entry, "file", where), where + ".file");
+      const auto it = file_index.find(name);
+      if (it == file_index.end()) malformed(where + ".file", "the file is not listed in the manifest", {}, in_quotes(name));
+      const TensorView* view = files_[it->second].find(t.name);
+      if (!view) malformed(where, "the tensor is not in its file", in_quotes(name));
+      if (view->dtype != t.dtype || view->shape != t.shape) {
+        malformed(where, "manifest and file " + in_quotes(name) + " disagree",
+                  fmt::format("{} {} (manifest)", name_of(t.dtype), shape_text(t.shape)),
+                  fmt::format("{} {} (file)", name_of(view->dtype), shape_text(view->shape)));
+      }
+      t.data = view->data;
+    }
     if (has_hashes_ != entry.contains("xxh3_128") || has_hashes_ != entry.contains("rows_at")) {
       malformed(where, has_hashes_ ? "the tensor has no hashes, the dump has" : "the tensor has hashes, the dump has none",
                 has_hashes_ ? "xxh3_128 and rows_at" : "the key \"hashes\"");
@@ -230,19 +243,6 @@ void Dump::read_manifest() {
                   fmt::format("{} rows in hashes/rows.u64", row_count));
       }
       if (count > 0) t.row_hashes = rows + first;
-    }
-    if (mode_ == CaptureMode::full) {
-      const std::string name = json_string(json_get(entry, "file", where), where + ".file");
-      const auto it = file_index.find(name);
-      if (it == file_index.end()) malformed(where + ".file", "the file is not listed in the manifest", {}, in_quotes(name));
-      const TensorView* view = files_[it->second].find(t.name);
-      if (!view) malformed(where, "the tensor is not in its file", in_quotes(name));
-      if (view->dtype != t.dtype || view->shape != t.shape) {
-        malformed(where, "manifest and file " + in_quotes(name) + " disagree",
-                  fmt::format("{} {} (manifest)", name_of(t.dtype), shape_text(t.shape)),
-                  fmt::format("{} {} (file)", name_of(view->dtype), shape_text(view->shape)));
-      }
-      t.data = view->data;
     }
     tensors_.push_back(std::move(t));
   }
