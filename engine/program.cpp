@@ -1,5 +1,7 @@
 #include "engine/program.h"
 
+#include <utility>
+
 #include "dumps/error.h"
 
 namespace assay {

@@ -46,6 +46,7 @@ class Engine {
   const CpuBackend& backend() const { return *backend_; }
   const Program& program() const { return program_; }
   Program& plantable_program() { return program_; }   // for planted faults: what runs is what was rewritten
+  CpuBackend& plantable_backend() { return *backend_; }
 
   int64_t length(int slot) const { return lengths_.at(slot); }
   void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)

@@ -1,0 +1,88 @@
+// A check, what it found, and the one registry of all of them. `assay list` prints it, `assay check` runs it, ctest learns it.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "dumps/compare.h"
+#include "engine/ops/kernels.h"
+
+namespace assay {
+
+enum class CheckKind : uint8_t { value, counter, artifact, quality };
+enum class Scope : uint8_t { none, kernel, integration };   // value checks only; one is never evidence for the other
+enum class Cost : uint8_t { fast, slow };                   // slow: ci/test --all only
+
+std::string_view name_of(CheckKind k);
+std::string_view name_of(Scope s);
+std::string_view name_of(Cost c);
+
+/// What every check is told: where the repository's data lies, where it may write, and what the caller forces.
+struct CheckContext {
+  std::filesystem::path root;      // holds goldens/
+  std::filesystem::path work;      // a folder of this check alone; kept when it fails
+  Isa isa = best_isa();
+  int threads = 0;
+};
+
+/// What a check found. A run that compared less than expected has failed, whatever it found equal.
+struct CheckOutcome {
+  int64_t compared = 0, failed = 0, near_ties = 0, skipped = 0;
+  std::string not_run;                       // why nothing could be run here; "" if it ran
+  std::vector<std::string> failures;         // one line each, with the place; the first few
+  std::vector<std::string> notes;            // figures worth reading when it passed: "worst q_rope at 31% of its tolerance"
+  void fail(std::string line) {
+    failed++;
+    if (failures.size() < 20) failures.push_back(std::move(line));
+  }
+  /// Adds a comparison's counts and its failing records.
+  void add(const CompareResult& r, const std::string& what);
+};
+
+struct Check {
+  std::string id;                  // "integration/qwen3-odd/max_rel": says what it proves
+  CheckKind kind = CheckKind::value;
+  Level level = Level::max_rel;    // value checks
+  Scope scope = Scope::integration;
+  std::string family;              // "qwen3", or "-"
+  std::string device = "cpu";
+  Cost cost = Cost::fast;
+  std::string baseline, target;    // in words
+  int64_t expected = 1;            // comparisons at least
+  std::function<CheckOutcome(const CheckContext&)> run;
+};
+
+const std::vector<Check>& registry();
+
+/// A check's verdict as a record (schemas/check.schema.json).
+enum class Verdict : uint8_t { pass, fail, not_run, error };
+struct CheckResult {
+  const Check* check;
+  CheckOutcome outcome;
+  Verdict verdict;
+  int exit_code;                   // 0, 1, 77, or 2/3 of an Error
+  double seconds;
+};
+/// Runs one check in a fresh folder below `work` and judges it. Never throws: an Error becomes Verdict::error.
+CheckResult run_check(const Check& check, CheckContext context);
+nlohmann::ordered_json to_json(const Check& check);
+nlohmann::ordered_json to_json(const CheckResult& result);
+
+/// Rendered from records alone.
+std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose);
+std::string render_junit(const std::vector<nlohmann::ordered_json>& records);
+/// Exit code of a run of several checks: precedence 2, 3, 1, 77, 0; nothing selected: 2.
+int combined_exit_code(const std::vector<CheckResult>& results);
+
+// Each room adds its checks.
+void add_official_checks(std::vector<Check>& out);     // integration/official.cpp
+void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalence.cpp
+void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
+void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
+void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
+void add_fault_checks(std::vector<Check>& out);        // faults/fault_checks.cpp
+
+}  // namespace assay

@@ -1,0 +1,79 @@
+#include <unistd.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "conformance/cli/options.h"
+#include "dumps/compare.h"
+#include "dumps/error.h"
+
+namespace assay::cli {
+namespace {
+struct CompareCommand {
+  std::string base, target, level = "max_rel", preset, until, only, json;
+  std::optional<double> tol, noise_factor;
+  int threads = 0;
+  bool verbose = false, no_color = false;
+};
+
+int run(const CompareCommand& o) {
+  CompareOptions options;
+  const auto level = level_from_name(o.level);
+  if (!level) throw Error(ErrorKind::usage, "--level", "unknown level", "byte_exact, max_rel or greedy_prefix", "\"" + o.level + "\"");
+  options.level = *level;
+  const Dump base = Dump::open(o.base), target = Dump::open(o.target);
+  const std::string preset = !o.preset.empty() ? o.preset : base.kind() == Dump::Kind::official_case ? "official-f32" : "";
+  if (!preset.empty()) {
+    const auto it = presets().find(preset);
+    if (it == presets().end()) {
+      std::string known;
+      for (const auto& [name, _] : presets()) known += (known.empty() ? "" : ", ") + name;
+      throw Error(ErrorKind::usage, "--preset", "unknown preset", "one of " + known, "\"" + preset + "\"");
+    }
+    options.tolerance = it->second;
+  }
+  for (const auto& [value, name] : {std::pair{o.tol, "--tol"}, std::pair{o.noise_factor, "--noise-factor"}})
+    if (value && !(*value >= 0 && *value < 1e6))
+      throw Error(ErrorKind::usage, name, "out of range", "0 to 1e6", std::to_string(*value));
+  if (o.tol) {
+    options.tolerance.fixed = *o.tol;
+    if (o.preset.empty() && !o.noise_factor) options.tolerance.noise_factor = 0;
+    options.tolerance.preset = "custom";
+  }
+  if (o.noise_factor) {
+    options.tolerance.noise_factor = *o.noise_factor;
+    options.tolerance.preset = "custom";
+  }
+  if (options.level == Level::max_rel && options.tolerance.preset.empty())
+    throw Error(ErrorKind::usage, "assay compare", "max_rel needs a tolerance", "--tol X or --preset NAME", "", "Only official cases bring their own.");
+  if (!o.until.empty()) options.until = o.until;
+  if (!o.only.empty()) options.only = split(o.only, ',');
+  options.threads = o.threads;
+  const CompareResult result = compare(base, target, options);
+  const auto records = to_records(result, base, target);
+  if (!o.json.empty()) write_records(o.json, records);
+  if (o.json != "-") std::cout << render_text(records, !o.no_color && isatty(1), o.verbose);
+  return result.exit_code();
+}
+}  // namespace
+
+void add_compare(CLI::App& app, int& code) {
+  auto o = std::make_shared<CompareCommand>();
+  CLI::App* c = app.add_subcommand("compare", "compare a target dump with a baseline; name the first place where they part");
+  c->add_option("base", o->base, "dump, official case or folder of safetensors")->required();
+  c->add_option("target", o->target, "dump or folder of safetensors")->required();
+  c->add_option("--level", o->level, "byte_exact, max_rel or greedy_prefix")->capture_default_str();
+  c->add_option("--tol", o->tol, "max_rel that every tensor may reach");
+  c->add_option("--noise-factor", o->noise_factor, "times the baseline's noise floor per phase (official cases), at least --tol");
+  c->add_option("--preset", o->preset, "named tolerances; official cases default to official-f32");
+  c->add_option("--until", o->until, "stop after this node: layer.3/q_rope (a pass is then partial)");
+  c->add_option("--only", o->only, "phases, comma-separated");
+  c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
+  c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
+  c->add_flag("--verbose", o->verbose, "a line per tensor");
+  c->add_flag("--no-color", o->no_color, "plain text on a terminal");
+  c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact");
+  c->callback([o, &code] { code = run(*o); });
+}
+
+}  // namespace assay::cli

@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "conformance/cli/options.h"
+#include "conformance/faults/faults.h"
+#include "dumps/dump.h"
+#include "dumps/error.h"
+
+namespace assay::cli {
+namespace {
+struct DumpCommand {
+  ModelOptions model;
+  int64_t decode = 0;
+  std::string out, mode = "full", filter, layers, plant, json;
+  bool state = false, force = false;
+};
+
+CaptureMode mode_from_name(const std::string& name) {
+  if (name == "full") return CaptureMode::full;
+  if (name == "stats") return CaptureMode::stats;
+  if (name == "hash") return CaptureMode::hash;
+  throw Error(ErrorKind::usage, "--mode", "unknown capture mode", "full, stats or hash", "\"" + name + "\"");
+}
+
+int run(const DumpCommand& o) {
+  DumpSpec spec = o.model.spec(o.decode);
+  spec.out = o.out;
+  spec.mode = mode_from_name(o.mode);
+  spec.replace = o.force;
+  spec.plant = o.plant;
+  spec.capture.state = o.state;
+  if (!o.filter.empty()) spec.capture.phases = split(o.filter, ',');
+  if (!o.layers.empty()) spec.capture.layers = parse_ranges(o.layers, "--layers");
+  const std::shared_ptr<const Model> model = o.model.load();
+  for (const auto& [a, b] : spec.capture.layers)
+    if (b >= model->config.layers)
+      throw Error(ErrorKind::usage, "--layers", "no such layer", "0 to " + std::to_string(model->config.layers - 1), std::to_string(b));
+  const DumpRun r = run_dump(model, spec);
+
+  const Dump dump = Dump::open(o.out);
+  int code = kPass;
+  nlohmann::ordered_json record = {{"record", "dump"}, {"out", o.out}, {"tensors", dump.tensors().size()}, {"prompts", nlohmann::json::array()}};
+  std::string text = fmt::format("{}, {}, {}; kv {}", model->config.family, model->provenance.quantisation, r.trace.variants().empty() ? "" : r.trace.variants()[0].first, o.model.kv);
+  text = fmt::format("model    {}\n         {}\n", model->provenance.path, text);
+  if (!o.plant.empty()) text += fmt::format("planted  {}: this dump is wrong on purpose\n", o.plant);
+  for (size_t i = 0; i < r.generated.size(); i++) {
+    const Generated& g = r.generated[i];
+    std::string ids = join(g.greedy);
+    if (ids.size() > 70) ids = ids.substr(0, 67) + "...";
+    text += fmt::format("prompt{:<3}{} ids, greedy {}\n", i, spec.requests[i].ids.size(), ids);
+    nlohmann::ordered_json p = {{"prompt", "prompt" + std::to_string(i)}, {"greedy_ids", g.greedy}, {"state_hash", r.state_hashes[i]}};
+    if (g.non_finite) {
+      text += fmt::format("         NOT FINITE, first at {}\n", g.non_finite->text());
+      p["non_finite"] = g.non_finite->text();
+      code = kMismatch;
+    }
+    record["prompts"].push_back(p);
+  }
+  text += fmt::format("wrote    {}: {} tensors, mode {}\nnext     assay compare BASE {} --level max_rel, or assay inspect {}\n", o.out,
+                      dump.tensors().size(), o.mode, o.out, o.out);
+  if (!o.json.empty()) write_records(o.json, {record});
+  if (o.json != "-") std::cout << text;
+  return code;
+}
+}  // namespace
+
+void add_dump(CLI::App& app, int& code) {
+  auto o = std::make_shared<DumpCommand>();
+  CLI::App* c = app.add_subcommand("dump", "run a model and capture every phase of every layer");
+  o->model.add(*c);
+  c->add_option("--decode", o->decode, "decode passes after the prefill (N passes, N+1 greedy ids; EOS does not stop)")->capture_default_str();
+  c->add_option("--out", o->out, "folder to write; must be absent, empty or an unfinished dump")->required();
+  c->add_option("--mode", o->mode, "full (values), stats or hash")->capture_default_str();
+  c->add_option("--filter", o->filter, "phases to keep, comma-separated globs: q_*,logits");
+  c->add_option("--layers", o->layers, "layers to keep: 0,3-5");
+  c->add_flag("--state", o->state, "KV caches after prefill and after the last decode pass");
+  c->add_flag("--force", o->force, "replace a finished dump");
+  std::string known;
+  for (const Fault& f : faults()) known += (known.empty() ? "" : ", ") + f.name;
+  c->add_option("--plant", o->plant, "plant a fault, to see it caught: " + known);
+  c->add_option("--json", o->json, "write a JSONL record to FILE (-: stdout)");
+  c->footer("Example:\n  assay dump goldens/official/qwen3-odd/model --tokens 473,337,357,347,151 --decode 8 --kv f32 --state --out /tmp/d\n"
+            "  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel");
+  c->callback([o, &code] { code = run(*o); });
+}
+
+}  // namespace assay::cli

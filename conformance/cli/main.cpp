@@ -1,0 +1,46 @@
+// assay: the command line (README "Commands"). Exit codes: 0 pass, 1 mismatch, 2 usage or bad input, 3 could not finish,
+// 77 not run.
+#include <iostream>
+#include <new>
+
+#include "conformance/cli/options.h"
+#include "dumps/error.h"
+#include "engine/version.h"
+
+int main(int argc, char** argv) {
+  using namespace assay;
+  CLI::App app{"Assay: a conformance and regression suite for LLM inference engines.\n"
+               "One set of bits on every backend, no verdict without a place, a suite proven able to fail.",
+               "assay"};
+  app.set_version_flag("--version", std::string("assay ") + kVersion + ", sources " + kSourceHash);
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::help);
+  int code = kPass;
+  cli::add_run(app, code);
+  cli::add_dump(app, code);
+  cli::add_compare(app, code);
+  cli::add_inspect(app, code);
+  cli::add_import(app, code);
+  cli::add_check(app, code);
+  cli::add_list(app, code);
+  cli::add_selftest(app, code);
+  try {
+    app.parse(argc, argv);
+    return code;
+  } catch (const CLI::Success& e) {   // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::cerr << "assay: " << e.what() << "\nNext: assay " << (app.get_subcommands().empty() ? "" : app.get_subcommands()[0]->get_name() + " ")
+              << "--help\n";
+    return kUsage;
+  } catch (const Error& e) {
+    std::cerr << "assay: " << e.what() << "\n";
+    return e.exit_code();
+  } catch (const std::bad_alloc&) {
+    std::cerr << "assay: out of memory\n";
+    return kUnfinished;
+  } catch (const std::exception& e) {
+    std::cerr << "assay: internal error: " << e.what() << "\n";
+    return kUnfinished;
+  }
+}

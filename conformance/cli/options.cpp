@@ -1,0 +1,167 @@
+#include "conformance/cli/options.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "dumps/error.h"
+
+namespace assay::cli {
+namespace {
+
+int64_t parse_integer(std::string_view text, const std::string& option, const std::string& whole) {
+  while (!text.empty() && std::isspace((unsigned char)text.front())) text.remove_prefix(1);
+  while (!text.empty() && std::isspace((unsigned char)text.back())) text.remove_suffix(1);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw Error(ErrorKind::usage, option, "malformed number", "comma-separated whole numbers",
+                "\"" + std::string(text) + "\" in \"" + whole.substr(0, 60) + "\"");
+  return value;
+}
+
+Isa isa_from_name(const std::string& name) {
+  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (name == name_of(i)) return i;
+  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
+}
+
+KvType kv_from_name(const std::string& name) {
+  for (KvType t : {KvType::f32, KvType::f16, KvType::bf16})
+    if (name == name_of(t)) return t;
+  throw Error(ErrorKind::usage, "--kv", "unknown cache type", "f16, f32 or bf16", "\"" + name + "\"");
+}
+
+}  // namespace
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> out;
+  std::stringstream in(text);
+  for (std::string part; std::getline(in, part, separator);) out.push_back(part);
+  return out;
+}
+
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& option) {
+  if (text.find_first_not_of(" \n\t") == std::string::npos) throw Error(ErrorKind::usage, option, "no token ids");
+  std::vector<int32_t> ids;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const int64_t v = parse_integer(std::string_view(text).substr(at, comma - at), option, text);
+    if (v < 0 || v > INT32_MAX)
+      throw Error(ErrorKind::usage, option, "token id out of range", "0 to 2147483647", std::to_string(v));
+    ids.push_back(int32_t(v));
+    at = comma + 1;
+  }
+  return ids;
+}
+
+std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option) {
+  std::vector<std::pair<int, int>> out;
+  for (const std::string& part : split(text, ',')) {
+    const size_t dash = part.find('-', 1);
+    const int64_t a = parse_integer(part.substr(0, dash), option, text);
+    const int64_t b = dash == std::string::npos ? a : parse_integer(part.substr(dash + 1), option, text);
+    if (a < 0 || b < a || b > INT32_MAX) throw Error(ErrorKind::usage, option, "bad range", "like 0,3-5", "\"" + part + "\"");
+    out.emplace_back(int(a), int(b));
+  }
+  if (out.empty()) throw Error(ErrorKind::usage, option, "no layers named", "like 0,3-5", "\"" + text + "\"");
+  return out;
+}
+
+std::string join(const std::vector<int32_t>& ids) {
+  std::string out;
+  for (int32_t i : ids) out += (out.empty() ? "" : ",") + std::to_string(i);
+  return out;
+}
+
+void ModelOptions::add(CLI::App& app) {
+  app.add_option("model", model, "Hugging Face folder or .gguf file")->required();
+  app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
+      ->required()
+      ->allow_extra_args(false);
+  app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
+  app.add_option("--activations", activations, "s16, s8 or f32: activations of quantised weights (default s16)");
+  app.add_option("--kv", kv, "cache type: f16, f32 or bf16")->capture_default_str();
+  app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
+  app.add_option("--isa", isa, "scalar, avx2 or avx512 (default: the best this CPU has)");
+  app.add_option("--threads", threads, "0: all cores")->capture_default_str();
+  app.add_option("--chunk", chunk, "prefill rows per pass, 0: the whole prompt")->capture_default_str();
+  app.add_option("--ctx", context, "positions per slot, 0: what the prompts need")->capture_default_str();
+  app.add_option("--slot", slot, "slot that prompts run in, one after another")->capture_default_str();
+  app.add_flag("--batch", batch, "all prompts together, a slot each");
+}
+
+std::shared_ptr<const Model> ModelOptions::load() const {
+  if (backend == "cuda")
+    throw Error(ErrorKind::usage, "--backend", "this build has no CUDA module", "cpu", "cuda");
+  if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
+  if (activations && *activations != "f32" && *activations != "s16" && *activations != "s8")
+    throw Error(ErrorKind::usage, "--activations", "unknown kind", "s16, s8 or f32", "\"" + *activations + "\"");
+  auto m = std::make_shared<Model>(load_model(model));
+  const bool f32 = activations && *activations == "f32";
+  if (m->quantised() && !f32)
+    throw Error(ErrorKind::usage, "--activations", "quantised weights run with f32 activations only in this version",
+                "--activations f32", (activations ? *activations : "s16 (the default)"),
+                "Add --activations f32: weights are widened exactly.");
+  if (!m->quantised() && activations && !f32)
+    throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m->provenance.quantisation + ")", "f32",
+                *activations, "Leave the option out.");
+  return m;
+}
+
+DumpSpec ModelOptions::spec(int64_t decode) const {
+  DumpSpec s;
+  if (decode < 0) throw Error(ErrorKind::usage, "--decode", "must not be negative", ">= 0", std::to_string(decode));
+  for (const std::string& t : tokens) {
+    s.requests.emplace_back();
+    s.requests.back().ids = parse_ids(t, "--tokens");
+    s.requests.back().decode = decode;
+  }
+  if (!forced_file.empty()) {
+    std::ifstream in(forced_file);
+    if (!in) throw Error(ErrorKind::malformed, forced_file, "can't be read: " + std::string(std::strerror(errno)));
+    size_t prompt = 0;
+    for (std::string line; std::getline(in, line);) {
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      if (prompt == s.requests.size())
+        throw Error(ErrorKind::usage, forced_file, "more lines than prompts", std::to_string(s.requests.size()), "more");
+      s.requests[prompt++].forced = parse_ids(line, forced_file + ", line " + std::to_string(prompt));
+    }
+    if (prompt != s.requests.size())
+      throw Error(ErrorKind::usage, forced_file, "a line of ids per prompt", std::to_string(s.requests.size()), std::to_string(prompt));
+  }
+  s.engine.kv = kv_from_name(kv);
+  if (!isa.empty()) s.engine.isa = isa_from_name(isa);
+  s.engine.threads = threads;
+  s.engine.context = context;
+  s.generate.chunk = chunk;
+  s.generate.batch = batch;
+  s.generate.slot = slot;
+  if (batch && slot != 0) throw Error(ErrorKind::usage, "--slot", "--batch gives every prompt its own slot", "one of the two", "both");
+  if (slot < 0 || slot > 4095) throw Error(ErrorKind::usage, "--slot", "out of range", "0 to 4095", std::to_string(slot));
+  return s;
+}
+
+void write_text(const std::string& file, const std::string& text) {
+  if (file == "-") {
+    std::cout << text << std::flush;
+    if (!std::cout) throw Error(ErrorKind::io, "stdout", "can't be written");
+    return;
+  }
+  std::ofstream out(file, std::ios::binary);
+  out << text;
+  out.flush();
+  if (!out) throw Error(ErrorKind::io, file, "can't be written: " + std::string(std::strerror(errno)));
+}
+
+void write_records(const std::string& file, const std::vector<nlohmann::ordered_json>& records) {
+  std::string text;
+  for (const auto& r : records) text += r.dump() + "\n";
+  write_text(file, text);
+}
+
+}  // namespace assay::cli

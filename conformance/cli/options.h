@@ -1,0 +1,49 @@
+// Options that several commands share, parsed once and the same way.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/runner.h"
+
+namespace assay::cli {
+
+/// Options of every command that runs a model. Call add() when the command is declared, the rest when it runs.
+struct ModelOptions {
+  std::string model, backend = "cpu", kv = "f16", isa;
+  std::optional<std::string> activations;
+  std::vector<std::string> tokens;
+  std::string forced_file;
+  int threads = 0, slot = 0;
+  int64_t chunk = 0, context = 0;
+  bool batch = false;
+
+  void add(CLI::App& app);
+  std::shared_ptr<const Model> load() const;   // loads and refuses activations that can't be had (Error{usage})
+  /// One request per --tokens, each with `decode` passes and the ids of --force-ids.
+  DumpSpec spec(int64_t decode) const;
+};
+
+/// "1,2,3" (spaces allowed) as ids. Error{usage} names `option`, the place and what stood there.
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& option);
+/// "0,3-5" as closed ranges.
+std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option);
+std::vector<std::string> split(const std::string& text, char separator);
+std::string join(const std::vector<int32_t>& ids);
+
+/// Writes JSONL records to a file or, for "-", to stdout. Error{io} when the disk refuses.
+void write_records(const std::string& file, const std::vector<nlohmann::ordered_json>& records);
+void write_text(const std::string& file, const std::string& text);
+
+// Every command adds its subcommand and returns its exit code through `code`.
+void add_run(CLI::App& app, int& code);
+void add_dump(CLI::App& app, int& code);
+void add_compare(CLI::App& app, int& code);
+void add_inspect(CLI::App& app, int& code);
+void add_import(CLI::App& app, int& code);
+void add_check(CLI::App& app, int& code);
+void add_list(CLI::App& app, int& code);
+void add_selftest(CLI::App& app, int& code);
+
+}  // namespace assay::cli

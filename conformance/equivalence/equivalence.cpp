@@ -1,0 +1,79 @@
+// One set of bits: our own runs against each other, byte by byte, across everything that must not matter.
+#include <fmt/format.h>
+
+#include "conformance/equivalence/variants.h"
+#include "conformance/integration/cases.h"
+
+namespace assay {
+namespace {
+
+/// How a run is cut and placed; none of it may move a byte.
+CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base, const std::vector<Variant>& variants) {
+  CheckOutcome out;
+  base.mode = CaptureMode::hash;
+  base.out = c.work / "base";
+  const DumpRun base_run = run_dump(model, base);
+  const Dump base_dump = Dump::open(base.out);
+  CompareOptions options;
+  options.level = Level::byte_exact;
+  int64_t runs = 0;
+  for (const Variant& v : variants) {
+    DumpSpec spec = base;
+    v.apply(spec);
+    spec.out = c.work / "variant";
+    spec.replace = true;
+    const DumpRun run = run_dump(model, spec);
+    out.add(compare(base_dump, Dump::open(spec.out), options), v.name);
+    const std::string ran = run.trace.variants().at(0).first;
+    if (ran != fmt::format("cpu/{}", name_of(spec.engine.isa))) out.fail(v.name + ": the trace says " + ran + " ran");
+    runs++;
+  }
+  out.notes.push_back(fmt::format("{} variants, each {} tensors", runs, base_dump.tensors().size()));
+
+  // Capture off: the same ids, last logits and state. Nothing that is looked at may change by being looked at.
+  DumpSpec blind = base;
+  blind.out.clear();
+  const DumpRun blind_run = run_dump(model, blind);
+  for (size_t i = 0; i < base_run.generated.size(); i++) {
+    out.compared += 3;
+    const std::string where = fmt::format("capture off, prompt{}", i);
+    if (blind_run.generated[i].greedy != base_run.generated[i].greedy) out.fail(where + ": other ids");
+    if (blind_run.generated[i].last_logits != base_run.generated[i].last_logits) out.fail(where + ": other last logits");
+    if (blind_run.state_hashes[i] != base_run.state_hashes[i]) out.fail(where + ": other state");
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_equivalence_checks(std::vector<Check>& out) {
+  for (const OfficialCase& oc : official_cases())
+    for (bool product : {false, true}) {
+      Check k;
+      k.id = fmt::format("equivalence/{}/{}", oc.name, product ? "product" : "axes");
+      k.level = Level::byte_exact;
+      k.family = oc.family;
+      k.cost = product ? Cost::slow : Cost::fast;
+      k.baseline = "our dump, best ISA, whole prompts, alone";
+      k.target = product ? "every product of ISA, threads, chunk and placement" : "each of ISA, threads, chunk, placement, cache type; capture off";
+      k.expected = oc.tensors * (product ? 35 : 10);
+      k.run = [&oc, product](const CheckContext& c) {
+        DumpSpec base = case_spec(c, oc, false);
+        const auto model = shared_model(case_dir(c, oc) / "model");
+        base.engine.kv = KvType::f16;
+        CheckOutcome all = compare_variants(c, model, base, product ? product_variants() : axis_variants(base.requests.size()));
+        if (!product)
+          for (KvType kv : {KvType::f32, KvType::bf16}) {
+            base.engine.kv = kv;
+            const CheckOutcome o = compare_variants(c, model, base, combined_variants());
+            all.compared += o.compared;
+            for (const std::string& f : o.failures) all.fail(fmt::format("kv {}: {}", name_of(kv), f));
+          }
+        return all;
+      };
+      out.push_back(std::move(k));
+    }
+  for (int axis = 0; axis < kSmolAxes; axis++) out.push_back(smollm2_equivalence_check(axis, compare_variants));
+}
+
+}  // namespace assay
