@@ -120,7 +120,7 @@ ASSAY_NUMERICS_FN float float_of_ordered(int32_t i) { return float_of((uint32_t)
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums: lanes and folds (NUMERICS.md "Float rule", "Head rule").
 
-enum : int { kFloatLanes = 256, kHeadLanes = 32 };
+static constexpr int kFloatLanes = 256, kHeadLanes = 32;
 
 /// Folds by halves: lanes/2, lanes/4, ... 1, then adds +0. `lanes` is a power of two. Destroys acc.
 ASSAY_NUMERICS_FN float fold_halves(float* acc, int lanes) {

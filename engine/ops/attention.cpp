@@ -9,8 +9,13 @@
 // a negative NaN, which orders below all, it still meets the sum.
 // Bound: stated and held in attention_test.cpp against float64.
 #include "engine/ops/op.h"
+#ifndef ASSAY_ISA_scalar
+#include "engine/ops/simd.h"
+#endif
 
 namespace assay::inline ASSAY_ISA {
+
+#ifdef ASSAY_ISA_scalar
 
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch) {
   const KvLayer& c = a.cache;
@@ -49,5 +54,121 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratc
     }
   }
 }
+
+#else
+
+constexpr int64_t kColumns = 32;  // of values mixed in one go: their 256 lanes stay near the core
+
+template <KvType kType>
+ASSAY_V vf cached_vector(const std::byte* base, int64_t i, int64_t n) {
+  if constexpr (kType == KvType::f32) return v_load_n(reinterpret_cast<const float*>(base + 4 * i), n);
+  if constexpr (kType == KvType::f16) return n >= kLanes ? v_load_f16(base + 2 * i) : v_load_f16_first(base + 2 * i, n);
+  if constexpr (kType == KvType::bf16) return n >= kLanes ? v_load_bf16(base + 2 * i) : v_load_bf16_first(base + 2 * i, n);
+}
+
+/// scores[j] = (q . k_j) * scale for j < positions, up to 7 entries more (copies of the last); returns their maximum.
+template <KvType kType>
+ASSAY_V int32_t scores_of(const float* q, const std::byte* k, int64_t positions, int64_t dim, float scale, float* scores) {
+  __m256i max = _mm256_set1_epi32(ordered_of(float_of(0xff800000u)));
+  for (int64_t j = 0; j < positions; j += 8) {
+    __m256 eight[8];
+    for (int i = 0; i < 8; i++) {
+      const int64_t at = (j + i < positions ? j + i : positions - 1) * dim;
+      vf acc[kHeadVectors];
+      ASSAY_UNROLL for (int v = 0; v < kHeadVectors; v++) acc[v] = v_zero();
+      int64_t d = 0;
+      for (; d + kHeadLanes <= dim; d += kHeadLanes) {
+        ASSAY_UNROLL for (int v = 0; v < kHeadVectors; v++) {
+          acc[v] = v_fma(v_load(q + d + v * kLanes), cached_vector<kType>(k, at + d + v * kLanes, kLanes), acc[v]);
+        }
+      }
+      for (int v = 0; d < dim; v++, d += kLanes) {
+        acc[v] = v_fma(v_load_n(q + d, dim - d), cached_vector<kType>(k, at + d, dim - d), acc[v]);
+      }
+      ASSAY_UNROLL for (int half = kHeadVectors / 2; half >= 1; half /= 2) {
+        ASSAY_UNROLL for (int v = 0; v < half; v++) acc[v] = v_add(acc[v], acc[v + half]);
+      }
+      eight[i] = v_fold_to_8(acc[0]);
+    }
+    const __m256 s = _mm256_mul_ps(_mm256_add_ps(fold_8x8(eight), _mm256_setzero_ps()), _mm256_set1_ps(scale));
+    _mm256_storeu_ps(scores + j, s);
+    const __m256i bits = _mm256_castps_si256(s);
+    const __m256i flip = _mm256_and_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(0x7fffffff));
+    max = _mm256_max_epi32(max, _mm256_xor_si256(bits, flip));
+  }
+  return max_of_8(max);
+}
+
+/// Replaces scores by p = exp(score - max) and returns their sum. Entries up to the next whole vector become +0.
+ASSAY_V float exp_and_sum(float* p, int64_t positions, float max) {
+  vf acc[kFloatVectors];
+  ASSAY_UNROLL for (int v = 0; v < kFloatVectors; v++) acc[v] = v_zero();
+  int v = 0;
+  for (int64_t j = 0; j < positions; j += kLanes, v = (v + 1) % kFloatVectors) {
+    const int64_t n = positions - j;
+    v_store(p + j, v_exp(v_sub(v_load_n(p + j, n), v_set(max))));
+    if (n < kLanes) v_store(p + j, v_load_first(p + j, n));
+    acc[v] = v_add(acc[v], v_load(p + j));
+  }
+  return fold_vectors<kFloatVectors>(acc);
+}
+
+/// y[d] = (sum of p_j v_j[d]) / sum for kVectors vectors of columns from d on, of which the last may be partial.
+template <KvType kType, int kVectors>
+ASSAY_V void mix_columns(const float* p, const std::byte* values, int64_t positions, int64_t dim, int64_t d, float sum,
+                         float* lanes, float* y) {
+  constexpr int64_t kRow = kVectors * kLanes;
+  int64_t live = positions < kFloatLanes ? positions : kFloatLanes;  // the other lanes are +0 and change nothing
+  for (int64_t j = 0; j < positions; j++) {
+    const vf pj = v_set(p[j]);
+    float* lane = lanes + j % kFloatLanes * kRow;
+    ASSAY_UNROLL for (int v = 0; v < kVectors; v++) {
+      const vf x = cached_vector<kType>(values, j * dim + d + v * kLanes, dim - d - v * kLanes);
+      v_store(lane + v * kLanes, v_fma(pj, x, j < kFloatLanes ? v_zero() : v_load(lane + v * kLanes)));
+    }
+  }
+  for (int64_t half = kFloatLanes / 2; half >= 1; half /= 2) {
+    for (int64_t i = 0; i < (live - half) * kRow; i += kLanes) {
+      v_store(lanes + i, v_add(v_load(lanes + i), v_load(lanes + half * kRow + i)));
+    }
+    if (live > half) live = half;
+  }
+  ASSAY_UNROLL for (int v = 0; v < kVectors; v++) {
+    const vf mixed = v_add(v_load(lanes + v * kLanes), v_zero());
+    v_store_n(y + d + v * kLanes, v_div(mixed, v_set(sum)), dim - d - v * kLanes);
+  }
+}
+
+template <KvType kType>
+static void attention_of(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch) {
+  const KvLayer& c = a.cache;
+  const int64_t group = a.heads / c.kv_heads, dim = c.head_dim, element = kType == KvType::f32 ? 4 : 2;
+  for (int64_t item = begin; item < end; item++) {
+    const int64_t row = item / a.heads, head = item % a.heads;
+    const int64_t positions = a.places[row].position + 1;
+    const int64_t at = (a.places[row].slot * c.kv_heads + head / group) * c.context * dim;
+    float* p = scratch;
+    float* lanes = scratch + (positions + 63) / 64 * 64;
+    const int32_t max = scores_of<kType>(a.q + item * dim, c.k + at * element, positions, dim, a.scale, p);
+    const float sum = exp_and_sum(p, positions, float_of_ordered(max));
+    const std::byte* v = c.v + at * element;
+    float* y = a.y + item * dim;
+    int64_t d = 0;
+    for (; d + kColumns <= dim; d += kColumns) {
+      mix_columns<kType, kColumns / kLanes>(p, v, positions, dim, d, sum, lanes, y);
+    }
+    for (; d < dim; d += kLanes) mix_columns<kType, 1>(p, v, positions, dim, d, sum, lanes, y);
+  }
+}
+
+void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch) {
+  switch (a.cache.type) {
+    case KvType::f32: return attention_of<KvType::f32>(a, begin, end, scratch);
+    case KvType::f16: return attention_of<KvType::f16>(a, begin, end, scratch);
+    case KvType::bf16: return attention_of<KvType::bf16>(a, begin, end, scratch);
+  }
+}
+
+#endif
 
 }  // namespace assay::inline ASSAY_ISA
