@@ -16,7 +16,8 @@ namespace {
 
 class Assembler {
  public:
-  Assembler(const Config& c, TensorSet& tensors, const AssembleOptions& o) : c_(c), tensors_(tensors), o_(o), n_(*o.names) {}
+  Assembler(const Config& c, TensorSet& tensors, const AssembleOptions& o)
+      : c_(c), tensors_(tensors), o_(o), n_(*o.names) {}
 
   Weights run() {
     w_.embed = matrix(n_.embed, c_.vocab, c_.hidden, "[vocabulary, hidden]");
@@ -73,7 +74,8 @@ class Assembler {
   SourceTensor& required(const std::string& key, const std::vector<int64_t>& shape, const char* meaning) {
     SourceTensor* t = tensors_.find(key);
     if (!t) {
-      throw Error(ErrorKind::malformed, o_.config_name, fmt::format("asks for tensor {} ({})", in_quotes(key), c_.family),
+      throw Error(ErrorKind::malformed, o_.config_name,
+                  fmt::format("asks for tensor {} ({})", in_quotes(key), c_.family),
                   fmt::format("shape {} = {}", shape_text(shape), meaning), "no such tensor in the weight files");
     }
     if (t->shape != shape) {
@@ -98,7 +100,8 @@ class Assembler {
                   "the byte count contradicts the shape", std::to_string(m.bytes()), std::to_string(t.bytes));
     }
     check_scales(m, t.file, t.name);
-    // Kernels read elements of 4 and 2 bytes. A safetensors header may have any length, so data may lie at an odd address.
+    // Kernels read elements of 4 and 2 bytes. A safetensors header may have any length, so data may lie at an odd
+    // address.
     const size_t alignment = t.type == WeightType::f32 ? 4 : 2;
     if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0) {
       std::byte* copy = own(m.bytes());
@@ -155,7 +158,8 @@ class Assembler {
     if (count == 0) return;
     throw Error(ErrorKind::malformed, o_.config_name,
                 fmt::format("{} tensor(s) of the weight files have no place in this {} model", count, c_.family),
-                fmt::format("only tensors of {} layers that the config describes", c_.layers), names + (count > 3 ? ", ..." : ""));
+                fmt::format("only tensors of {} layers that the config describes", c_.layers),
+                names + (count > 3 ? ", ..." : ""));
   }
 
   const Config& c_;
@@ -187,7 +191,10 @@ Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions
 }
 
 std::string quantisation_summary(const std::vector<SourceTensor>& tensors) {
-  struct Share { size_t bytes = 0; int64_t count = 0; };
+  struct Share {
+    size_t bytes = 0;
+    int64_t count = 0;
+  };
   std::map<WeightType, Share> shares;
   for (const SourceTensor& t : tensors) {
     if (!t.used) continue;
@@ -199,8 +206,10 @@ std::string quantisation_summary(const std::vector<SourceTensor>& tensors) {
   std::string text;
   for (size_t i = 0; i < order.size(); i++) {
     const std::string name(name_of(order[i].first));
-    if (i == 0) text = name;
-    else text += fmt::format("{}{} {}", i == 1 ? " (" : ", ", name, order[i].second.count);
+    if (i == 0)
+      text = name;
+    else
+      text += fmt::format("{}{} {}", i == 1 ? " (" : ", ", name, order[i].second.count);
   }
   return order.size() > 1 ? text + ")" : text;
 }

@@ -1,6 +1,6 @@
-// From named tensors of any file format to Weights. Every tensor that the family needs is looked up by its name, its shape is
-// checked against the config, wanted and found, and what nobody asked for is refused: a tensor that is silently ignored is
-// how a bias or a norm gets lost.
+// From named tensors of any file format to Weights. Every tensor that the family needs is looked up by its name, its
+// shape is checked against the config, wanted and found, and what nobody asked for is refused: a tensor that is
+// silently ignored is how a bias or a norm gets lost.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,8 +15,8 @@ namespace assay {
 /// A tensor as a file brought it. `shape` is row-major ([rows, columns] for matrices, [n] for vectors).
 struct SourceTensor {
   std::string name;
-  std::string file;          // for messages
-  std::string key;           // canonical name: without "model.language_model." and the like
+  std::string file;  // for messages
+  std::string key;   // canonical name: without "model.language_model." and the like
   WeightType type = WeightType::f32;
   std::vector<int64_t> shape;
   const std::byte* data = nullptr;
@@ -33,10 +33,10 @@ struct TensorNames {
 
 struct AssembleOptions {
   const TensorNames* names = nullptr;
-  std::string config_name;    // what the shapes are held against: "config.json", "the metadata"
+  std::string config_name;  // what the shapes are held against: "config.json", "the metadata"
   bool qkv_bias = false;
   bool o_bias = false;
-  bool permuted_qk = false;   // llama files of GGUF: q and k rows of a head lie interleaved (formats/README.md)
+  bool permuted_qk = false;  // llama files of GGUF: q and k rows of a head lie interleaved (formats/README.md)
 };
 
 class TensorSet {
@@ -52,8 +52,8 @@ class TensorSet {
 };
 
 /// Marks the tensors that it uses. Adds owned copies to `weights.storage`; mappings are the caller's to add.
-/// Throws Error{malformed}: a missing tensor, a shape that contradicts the config, tied weights that differ, unused tensors,
-/// non-finite scales of quantised blocks.
+/// Throws Error{malformed}: a missing tensor, a shape that contradicts the config, tied weights that differ, unused
+/// tensors, non-finite scales of quantised blocks.
 Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions& options);
 
 /// "Q4_1 (Q8_0 1, F32 61)": the type of most bytes among the used tensors, then the others with their counts.

@@ -1,5 +1,5 @@
-// From a parsed GGUF file to a Model: llama.cpp's metadata keys and tensor names (gguf-py/gguf/constants.py) and the undoing of
-// its converter's transforms (convert_hf_to_gguf.py).
+// From a parsed GGUF file to a Model: llama.cpp's metadata keys and tensor names (gguf-py/gguf/constants.py) and the
+// undoing of its converter's transforms (convert_hf_to_gguf.py).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,10 +19,21 @@
 namespace assay {
 namespace {
 
-constexpr TensorNames kGgufNames = {
-    .embed = "token_embd.weight", .final_norm = "output_norm.weight", .lm_head = "output.weight", .layer = "blk.",
-    .attn_norm = "attn_norm", .q = "attn_q", .k = "attn_k", .v = "attn_v", .o = "attn_output", .q_norm = "attn_q_norm",
-    .k_norm = "attn_k_norm", .ffn_norm = "ffn_norm", .gate = "ffn_gate", .up = "ffn_up", .down = "ffn_down"};
+constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
+                                    .final_norm = "output_norm.weight",
+                                    .lm_head = "output.weight",
+                                    .layer = "blk.",
+                                    .attn_norm = "attn_norm",
+                                    .q = "attn_q",
+                                    .k = "attn_k",
+                                    .v = "attn_v",
+                                    .o = "attn_output",
+                                    .q_norm = "attn_q_norm",
+                                    .k_norm = "attn_k_norm",
+                                    .ffn_norm = "ffn_norm",
+                                    .gate = "ffn_gate",
+                                    .up = "ffn_up",
+                                    .down = "ffn_down"};
 
 constexpr const char* kRopeFreqs = "rope_freqs.weight";
 constexpr int64_t kMaxDim = int64_t{1} << 30;
@@ -31,10 +42,11 @@ struct Architecture {
   const char* name;
   const char* family;
 };
-constexpr Architecture kArchitectures[] = {{"llama", "llama"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
+constexpr Architecture kArchitectures[] = {
+    {"llama", "llama"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
 
-/// GGUF keeps rope theta as f32 where config.json has a decimal. The shortest decimal that rounds to that f32 is the number
-/// that the converter read, whenever it had up to six digits; read as double it equals the Hugging Face side's.
+/// GGUF keeps rope theta as f32 where config.json has a decimal. The shortest decimal that rounds to that f32 is the
+/// number that the converter read, whenever it had up to six digits; read as double it equals the Hugging Face side's.
 double shortest_decimal(float x) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof text, x).ptr;
@@ -61,13 +73,14 @@ class GgufModel {
     m.weights = assemble(c_, tensors, options);
     m.config = c_;
     if (f_.file()) m.weights.storage.push_back(f_.file());
-    m.provenance = {path, "gguf", hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()), tokenizer_hash()};
+    m.provenance = {path, "gguf", hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()),
+                    tokenizer_hash()};
     return m;
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& key, const std::string& what, const std::string& wanted, const std::string& found,
-                           const std::string& hint = {}) const {
+  [[noreturn]] void refuse(const std::string& key, const std::string& what, const std::string& wanted,
+                           const std::string& found, const std::string& hint = {}) const {
     throw Error(ErrorKind::malformed, f_.where(key), what, wanted, found, hint);
   }
   std::string arch_key(const char* suffix) const { return arch_ + "." + suffix; }
@@ -82,15 +95,16 @@ class GgufModel {
       refuse("general.type", "is not a model's", "\"model\"", in_quotes(*type));
     }
     if (f_.integer("split.count", 0, 65535).value_or(1) > 1) {
-      refuse("split.count", "GGUF files in several parts are not supported", "1", std::to_string(*f_.integer("split.count", 0, 65535)),
-             "Join the parts first (llama-gguf-split --merge)");
+      refuse("split.count", "GGUF files in several parts are not supported", "1",
+             std::to_string(*f_.integer("split.count", 0, 65535)), "Join the parts first (llama-gguf-split --merge)");
     }
     auto arch = f_.string("general.architecture");
     if (!arch) refuse("general.architecture", "is missing", "llama, qwen2, qwen3 or qwen3vl", "no such key");
     for (const Architecture& a : kArchitectures) {
       if (*arch == a.name) c_.family = a.family;
     }
-    if (c_.family.empty()) refuse("general.architecture", "is not supported", "llama, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
+    if (c_.family.empty())
+      refuse("general.architecture", "is not supported", "llama, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
     arch_ = *arch;
   }
 
@@ -104,7 +118,8 @@ class GgufModel {
     c_.head_dim = f_.integer(arch_key("attention.key_length"), 1, kMaxDim).value_or(c_.hidden / c_.heads);
     auto value_length = f_.integer(arch_key("attention.value_length"), 1, kMaxDim);
     if (value_length && *value_length != c_.head_dim) {
-      refuse(arch_key("attention.value_length"), "differs from the key length", std::to_string(c_.head_dim), std::to_string(*value_length));
+      refuse(arch_key("attention.value_length"), "differs from the key length", std::to_string(c_.head_dim),
+             std::to_string(*value_length));
     }
     auto eps = f_.number(arch_key("attention.layer_norm_rms_epsilon"));
     if (!eps) refuse(arch_key("attention.layer_norm_rms_epsilon"), "is missing", "a number", "no such key");
@@ -113,8 +128,8 @@ class GgufModel {
 
     const GgufTensor* embed = f_.find_tensor(kGgufNames.embed);
     if (!embed || embed->shape.size() != 2) {
-      throw Error(ErrorKind::malformed, f_.name(), fmt::format("tensor \"{}\" is not usable", kGgufNames.embed), "shape [vocabulary, hidden]",
-                  embed ? shape_text(embed->shape) : "no such tensor");
+      throw Error(ErrorKind::malformed, f_.name(), fmt::format("tensor \"{}\" is not usable", kGgufNames.embed),
+                  "shape [vocabulary, hidden]", embed ? shape_text(embed->shape) : "no such tensor");
     }
     c_.vocab = embed->shape[0];
     const std::string key = arch_key("vocab_size");
@@ -135,7 +150,8 @@ class GgufModel {
   /// What a model of these architectures may ask for and the engine does not do.
   void refuse_unsupported() {
     if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0) {
-      refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0", std::to_string(*n));
+      refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0",
+             std::to_string(*n));
     }
     if (auto w = f_.integer(arch_key("attention.sliding_window"), 0, INT64_MAX); w && *w > 0) {
       refuse(arch_key("attention.sliding_window"), "is in use", "0 or no such key", std::to_string(*w),
@@ -145,7 +161,8 @@ class GgufModel {
       refuse(arch_key("attention.causal"), "is not supported", "true", "false");
     }
     if (auto type = f_.string(arch_key("rope.scaling.type")); type && *type != "none") {
-      refuse(arch_key("rope.scaling.type"), "is not supported", "\"none\" (llama3 scaling comes as rope_freqs.weight)", in_quotes(*type));
+      refuse(arch_key("rope.scaling.type"), "is not supported", "\"none\" (llama3 scaling comes as rope_freqs.weight)",
+             in_quotes(*type));
     }
     for (const char* suffix : {"rope.scaling.factor", "rope.scale_linear"}) {
       if (auto s = f_.number(arch_key(suffix)); s && *s != 1.0 && *s != 0.0) {
@@ -162,8 +179,10 @@ class GgufModel {
     }
     r.rotary = f_.integer(arch_key("rope.dimension_count"), 1, kMaxDim).value_or(c_.head_dim);
     if (r.rotary != c_.head_dim) {
-      // llama.cpp would turn dims (j, j + rotary/2), or neighbours in llama files; no converter of these families writes that.
-      refuse(arch_key("rope.dimension_count"), "differs from the head dimension", std::to_string(c_.head_dim), std::to_string(r.rotary));
+      // llama.cpp would turn dims (j, j + rotary/2), or neighbours in llama files; no converter of these families
+      // writes that.
+      refuse(arch_key("rope.dimension_count"), "differs from the head dimension", std::to_string(c_.head_dim),
+             std::to_string(r.rotary));
     }
     if (auto sections = f_.integers(arch_key("rope.dimension_sections"))) {
       r.mrope_section = *sections;  // four: time, height, width, and a stream that these models leave at 0
@@ -180,14 +199,16 @@ class GgufModel {
     const Vector factors = widen(freqs->type, freqs->data, freqs->shape[0]);
     for (size_t j = 0; j < factors.size(); j++) {
       if (!(factors[j] > 0 && std::isfinite(factors[j]))) {
-        throw Error(ErrorKind::malformed, where, fmt::format("divisor {} is not usable", j), "a finite number above 0", fmt::format("{}", factors[j]));
+        throw Error(ErrorKind::malformed, where, fmt::format("divisor {} is not usable", j), "a finite number above 0",
+                    fmt::format("{}", factors[j]));
       }
     }
     if (std::all_of(factors.begin(), factors.end(), [](float f) { return f == 1.0f; })) return;
     auto llama3 = recognise_llama3(r, factors);
     if (!llama3) {
       throw Error(ErrorKind::malformed, where, "no known rope scaling gives these divisors",
-                  "llama3 scaling with parameters that are powers of two (low 1, high 4, original context 8192 in the published models)",
+                  "llama3 scaling with parameters that are powers of two (low 1, high 4, original context 8192 in the "
+                  "published models)",
                   fmt::format("divisors from {} to {}", *std::min_element(factors.begin(), factors.end()),
                               *std::max_element(factors.begin(), factors.end())));
     }
@@ -197,7 +218,8 @@ class GgufModel {
   void special_ids() {
     auto id = [&](const char* key) { return f_.integer(key, 0, UINT32_MAX); };
     if (auto bos = id("tokenizer.ggml.bos_token_id")) c_.bos = *bos;
-    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    for (const char* key :
+         {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
       auto v = id(key);
       if (v && std::find(c_.eos.begin(), c_.eos.end(), *v) == c_.eos.end()) c_.eos.push_back(*v);
     }
@@ -210,15 +232,17 @@ class GgufModel {
     if (!tokens) return;
     const int64_t count = int64_t(tokens->size());
     if (count > c_.vocab) {
-      refuse(key, "has more tokens than token_embd.weight has rows", fmt::format("at most {}", c_.vocab), std::to_string(count),
-             "Another model's vocabulary may be in this file");
+      refuse(key, "has more tokens than token_embd.weight has rows", fmt::format("at most {}", c_.vocab),
+             std::to_string(count), "Another model's vocabulary may be in this file");
     }
     auto types = f_.integers("tokenizer.ggml.token_type");
     if (types && int64_t(types->size()) != count) {
-      refuse("tokenizer.ggml.token_type", "contradicts tokenizer.ggml.tokens", std::to_string(count), std::to_string(types->size()));
+      refuse("tokenizer.ggml.token_type", "contradicts tokenizer.ggml.tokens", std::to_string(count),
+             std::to_string(types->size()));
     }
     if (const GgufValue* scores = f_.find("tokenizer.ggml.scores"); scores && int64_t(scores->count) != count) {
-      refuse("tokenizer.ggml.scores", "contradicts tokenizer.ggml.tokens", std::to_string(count), std::to_string(scores->count));
+      refuse("tokenizer.ggml.scores", "contradicts tokenizer.ggml.tokens", std::to_string(count),
+             std::to_string(scores->count));
     }
     for (const char* special : {"bos", "eos", "eot", "eom", "unknown", "padding", "separator"}) {
       const std::string id_key = fmt::format("tokenizer.ggml.{}_token_id", special);
@@ -232,8 +256,8 @@ class GgufModel {
       const bool ends_or_starts = std::string(special)[0] == 'e' || std::string(special) == "bos";
       const int64_t type = types ? (*types)[size_t(*id)] : 0;
       if (ends_or_starts && (type == kNormal || type == kByte)) {
-        refuse(id_key, fmt::format("token {} is an ordinary one", in_quotes((*tokens)[size_t(*id)], 40)), "a control token",
-               fmt::format("token type {}", type), "Another model's vocabulary may be in this file");
+        refuse(id_key, fmt::format("token {} is an ordinary one", in_quotes((*tokens)[size_t(*id)], 40)),
+               "a control token", fmt::format("token type {}", type), "Another model's vocabulary may be in this file");
       }
     }
   }
@@ -262,6 +286,8 @@ class GgufModel {
 
 }  // namespace
 
-Model load_gguf(const GgufFile& file, const std::string& path) { return GgufModel(file).load(path); }
+Model load_gguf(const GgufFile& file, const std::string& path) {
+  return GgufModel(file).load(path);
+}
 
 }  // namespace assay

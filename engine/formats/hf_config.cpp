@@ -20,16 +20,19 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
     if (!type) continue;
     if (*type == "llama" || *type == "qwen2" || *type == "qwen3" || *type == "qwen3_vl") return *type;
     if (*type == "qwen3_vl_text") return "qwen3_vl";
-    throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(), in_quotes(*type));
+    throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(),
+                in_quotes(*type));
   }
-  throw Error(ErrorKind::malformed, outer.where("model_type"), "is missing", "one of " + supported_families(), "no such key");
+  throw Error(ErrorKind::malformed, outer.where("model_type"), "is missing", "one of " + supported_families(),
+              "no such key");
 }
 
 void refuse_quantised_checkpoint(const JsonReader& r) {
   auto q = r.object("quantization_config");
   if (!q) return;
   throw Error(ErrorKind::malformed, r.where("quantization_config"), "this quantised checkpoint format is not supported",
-              "weights of type F32, F16 or BF16", "quant_method " + in_quotes(q->string("quant_method").value_or("(none)")),
+              "weights of type F32, F16 or BF16",
+              "quant_method " + in_quotes(q->string("quant_method").value_or("(none)")),
               "Quantised weights are read from GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K");
 }
 
@@ -73,8 +76,8 @@ std::optional<JsonReader> rope_object(const JsonReader& r) {
     const char* key = "rope_type";
     auto a = parameters->string(key), b = scaling->string(key);
     if (a && b && *a != *b) {
-      throw Error(ErrorKind::malformed, parameters->where(key), "contradicts rope_scaling." + std::string(key), in_quotes(*b),
-                  in_quotes(*a));
+      throw Error(ErrorKind::malformed, parameters->where(key), "contradicts rope_scaling." + std::string(key),
+                  in_quotes(*b), in_quotes(*a));
     }
   }
   return parameters ? parameters : scaling;
@@ -94,7 +97,8 @@ std::optional<double> rope_number(const JsonReader& r, const std::optional<JsonR
 void parse_rope(const JsonReader& r, Config& c) {
   auto rope = rope_object(r);
   RopeConfig& out = c.rope;
-  out.theta = rope_number(r, rope, "rope_theta").value_or(10000.0);  // the default of all four configuration classes' base
+  out.theta =
+      rope_number(r, rope, "rope_theta").value_or(10000.0);  // the default of all four configuration classes' base
   const double partial = rope_number(r, rope, "partial_rotary_factor").value_or(1.0);
   if (!(partial > 0 && partial <= 1)) {
     throw Error(ErrorKind::malformed, r.where("partial_rotary_factor"), "is not a usable value", "above 0, at most 1",
@@ -118,7 +122,8 @@ void parse_rope(const JsonReader& r, Config& c) {
   }
   if (const Json* sections = rope->find("mrope_section")) {
     if (!sections->is_array()) {
-      throw Error(ErrorKind::malformed, rope->where("mrope_section"), "has the wrong type", "a list of integers", "no list");
+      throw Error(ErrorKind::malformed, rope->where("mrope_section"), "has the wrong type", "a list of integers",
+                  "no list");
     }
     for (const Json& s : *sections) {
       if (!s.is_number_unsigned() || s.get<uint64_t>() > uint64_t(kMaxDim)) {
@@ -147,7 +152,9 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
 
 }  // namespace
 
-std::string supported_families() { return "llama, qwen2, qwen3, qwen3_vl"; }
+std::string supported_families() {
+  return "llama, qwen2, qwen3, qwen3_vl";
+}
 
 HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   const Json json = parse_json(text, name);
@@ -202,16 +209,21 @@ void check_config(const Config& c, const std::string& name) {
   auto refuse = [&](const std::string& what, const std::string& wanted, const std::string& found) {
     throw Error(ErrorKind::malformed, name, what, wanted, found);
   };
-  for (auto [what, value] : {std::pair{"the number of layers", c.layers}, {"the hidden size", c.hidden},
-                             {"the number of query heads", c.heads}, {"the number of key/value heads", c.kv_heads},
-                             {"the head dimension", c.head_dim}, {"the feed-forward size", c.ffn},
-                             {"the vocabulary size", c.vocab}, {"the context length", c.context}}) {
+  for (auto [what, value] : {std::pair{"the number of layers", c.layers},
+                             {"the hidden size", c.hidden},
+                             {"the number of query heads", c.heads},
+                             {"the number of key/value heads", c.kv_heads},
+                             {"the head dimension", c.head_dim},
+                             {"the feed-forward size", c.ffn},
+                             {"the vocabulary size", c.vocab},
+                             {"the context length", c.context}}) {
     if (value < 1 || value > kMaxDim) {
       refuse(fmt::format("{} is absurd", what), fmt::format("1 to {}", kMaxDim), std::to_string(value));
     }
   }
   if (c.heads % c.kv_heads != 0) {
-    refuse("key/value heads do not divide query heads", fmt::format("a divisor of {}", c.heads), std::to_string(c.kv_heads));
+    refuse("key/value heads do not divide query heads", fmt::format("a divisor of {}", c.heads),
+           std::to_string(c.kv_heads));
   }
   if (!(c.rms_eps > 0 && c.rms_eps < 1)) {
     refuse("the epsilon of the RMS norm is absurd", "above 0, below 1", fmt::format("{}", c.rms_eps));
@@ -221,12 +233,14 @@ void check_config(const Config& c, const std::string& name) {
     refuse("the rotary width is not usable", fmt::format("an even number from 2 to head_dim {}", c.head_dim),
            std::to_string(r.rotary));
   }
-  if (!(std::isfinite(r.theta) && r.theta >= 1)) refuse("rope theta is not usable", "at least 1", fmt::format("{}", r.theta));
+  if (!(std::isfinite(r.theta) && r.theta >= 1))
+    refuse("rope theta is not usable", "at least 1", fmt::format("{}", r.theta));
   if (r.llama3 && !(r.factor >= 1 && r.low_freq_factor > 0 && r.high_freq_factor > r.low_freq_factor &&
                     r.original_context >= 1 && std::isfinite(r.factor * r.high_freq_factor * r.original_context))) {
-    refuse("llama3 rope scaling is not usable", "factor >= 1, 0 < low_freq_factor < high_freq_factor, original context >= 1",
-           fmt::format("factor {}, low {}, high {}, original context {}", r.factor, r.low_freq_factor, r.high_freq_factor,
-                       r.original_context));
+    refuse("llama3 rope scaling is not usable",
+           "factor >= 1, 0 < low_freq_factor < high_freq_factor, original context >= 1",
+           fmt::format("factor {}, low {}, high {}, original context {}", r.factor, r.low_freq_factor,
+                       r.high_freq_factor, r.original_context));
   }
   if (!r.mrope_section.empty()) {
     int64_t sum = 0;

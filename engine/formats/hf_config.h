@@ -15,12 +15,13 @@ struct HfConfig {
   bool o_bias = false;    // and of o
 };
 
-/// Throws Error{malformed} with file and key, wanted and found. What the engine does not do is refused by name: other families,
-/// rope types other than default and llama3, activations other than silu, sliding windows in use, quantised checkpoints.
+/// Throws Error{malformed} with file and key, wanted and found. What the engine does not do is refused by name: other
+/// families, rope types other than default and llama3, activations other than silu, sliding windows in use, quantised
+/// checkpoints.
 HfConfig parse_hf_config(std::string_view text, const std::string& name);
 
-/// Checks that hold for any source of a Config: ranges, kv_heads divides heads, an even rotary width, mrope sections, special
-/// ids inside the vocabulary. `name` is the file to blame.
+/// Checks that hold for any source of a Config: ranges, kv_heads divides heads, an even rotary width, mrope sections,
+/// special ids inside the vocabulary. `name` is the file to blame.
 void check_config(const Config& config, const std::string& name);
 
 /// "llama, qwen2, qwen3, qwen3_vl"

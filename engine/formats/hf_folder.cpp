@@ -1,4 +1,5 @@
-// Reading a Hugging Face folder: config.json, one or several safetensors files, and the tokenizer's files for the canaries.
+// Reading a Hugging Face folder: config.json, one or several safetensors files, and the tokenizer's files for the
+// canaries.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,19 +22,31 @@ namespace fs = std::filesystem;
 namespace assay {
 namespace {
 
-constexpr TensorNames kHfNames = {
-    .embed = "model.embed_tokens.weight", .final_norm = "model.norm.weight", .lm_head = "lm_head.weight",
-    .layer = "model.layers.", .attn_norm = "input_layernorm",
-    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj",
-    .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm", .ffn_norm = "post_attention_layernorm",
-    .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
+constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
+                                  .final_norm = "model.norm.weight",
+                                  .lm_head = "lm_head.weight",
+                                  .layer = "model.layers.",
+                                  .attn_norm = "input_layernorm",
+                                  .q = "self_attn.q_proj",
+                                  .k = "self_attn.k_proj",
+                                  .v = "self_attn.v_proj",
+                                  .o = "self_attn.o_proj",
+                                  .q_norm = "self_attn.q_norm",
+                                  .k_norm = "self_attn.k_norm",
+                                  .ffn_norm = "post_attention_layernorm",
+                                  .gate = "mlp.gate_proj",
+                                  .up = "mlp.up_proj",
+                                  .down = "mlp.down_proj"};
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
 
-bool starts_with(const std::string& s, const char* prefix) { return s.rfind(prefix, 0) == 0; }
+bool starts_with(const std::string& s, const char* prefix) {
+  return s.rfind(prefix, 0) == 0;
+}
 
-/// "model.language_model.layers.0..." -> "model.layers.0...": vision-language models nest their decoder, in three spellings.
+/// "model.language_model.layers.0..." -> "model.layers.0...": vision-language models nest their decoder, in three
+/// spellings.
 std::string canonical(const std::string& name) {
   for (const char* prefix : {"model.language_model.", "language_model.model.", "model.text_model."})
     if (starts_with(name, prefix)) return "model." + name.substr(std::string(prefix).size());
@@ -43,17 +56,20 @@ std::string canonical(const std::string& name) {
 
 /// Not part of a text decoder: vision towers and their projectors, and rotary frequencies that old checkpoints stored.
 bool is_stray(const std::string& name) {
-  for (const char* prefix : {"model.visual.", "visual.", "model.vision_tower.", "vision_tower.", "model.multi_modal_projector.",
-                             "multi_modal_projector."})
+  for (const char* prefix : {"model.visual.", "visual.", "model.vision_tower.", "vision_tower.",
+                             "model.multi_modal_projector.", "multi_modal_projector."})
     if (starts_with(name, prefix)) return true;
   return name.find(".rotary_emb.inv_freq") != std::string::npos;
 }
 
 WeightType weight_type(const TensorView& t, const std::string& file) {
   switch (t.dtype) {
-    case DType::f32: return WeightType::f32;
-    case DType::f16: return WeightType::f16;
-    case DType::bf16: return WeightType::bf16;
+    case DType::f32:
+      return WeightType::f32;
+    case DType::f16:
+      return WeightType::f16;
+    case DType::bf16:
+      return WeightType::bf16;
     default:
       throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", file, in_quotes(t.name)),
                   "the element type is not supported for weights", "F32, F16 or BF16", std::string(name_of(t.dtype)));
@@ -78,14 +94,18 @@ std::string read_text_file(const fs::path& path) {
 std::map<std::string, std::string> parse_safetensors_index(const Json& json, const std::string& name) {
   const JsonReader index(json, name);
   auto map = index.object("weight_map");
-  if (!map) throw Error(ErrorKind::malformed, index.where("weight_map"), "is missing", "an object tensor -> file", "no such key");
+  if (!map)
+    throw Error(ErrorKind::malformed, index.where("weight_map"), "is missing", "an object tensor -> file",
+                "no such key");
   std::map<std::string, std::string> out;
   for (const auto& [tensor, file] : map->json().items()) {
     const std::string value = file.is_string() ? file.get<std::string>() : "";
     // A plain file name beside the index: nothing may lead out of the folder.
-    const bool plain = !value.empty() && value.find_first_of(std::string("/\\\0", 3)) == std::string::npos && value[0] != '.';
+    const bool plain =
+        !value.empty() && value.find_first_of(std::string("/\\\0", 3)) == std::string::npos && value[0] != '.';
     if (!plain || !value.ends_with(".safetensors")) {
-      throw Error(ErrorKind::malformed, index.where("weight_map"), "tensor " + in_quotes(tensor) + " has no usable file",
+      throw Error(ErrorKind::malformed, index.where("weight_map"),
+                  "tensor " + in_quotes(tensor) + " has no usable file",
                   "the name of a .safetensors file in this folder", file.is_string() ? in_quotes(value) : "no string");
     }
     out.emplace(tensor, value);
@@ -97,7 +117,8 @@ std::map<std::string, std::string> parse_safetensors_index(const Json& json, con
 Model load_hf_folder(const fs::path& dir) {
   const fs::path config_path = dir / "config.json";
   if (!fs::exists(config_path)) {
-    throw Error(ErrorKind::malformed, dir.string(), "is not a model folder", "config.json and *.safetensors", "no config.json");
+    throw Error(ErrorKind::malformed, dir.string(), "is not a model folder", "config.json and *.safetensors",
+                "no config.json");
   }
   HfConfig hf = parse_hf_config(read_text_file(config_path), config_path.string());
 
@@ -110,8 +131,17 @@ Model load_hf_folder(const fs::path& dir) {
     index = read_index(dir);
     for (const auto& [tensor, file] : index) files.insert(file);
   } else {
-    throw Error(ErrorKind::malformed, dir.string(), "has no weights", fmt::format("{} or {}", kSingleName, kIndexName), "neither",
+    throw Error(ErrorKind::malformed, dir.string(), "has no weights", fmt::format("{} or {}", kSingleName, kIndexName),
+                "neither",
                 "Checkpoints of other formats (pytorch_model.bin) have to be converted to safetensors first");
+  }
+
+  const bool sharded = !index.empty();
+  for (const std::string& file : files) {
+    if (!fs::exists(dir / file)) {
+      throw Error(ErrorKind::malformed, (dir / kIndexName).string(), "names a file that is not there", in_quotes(file),
+                  "no such file");
+    }
   }
 
   Model model;
@@ -120,19 +150,17 @@ Model load_hf_folder(const fs::path& dir) {
   std::vector<std::pair<const void*, size_t>> pieces;
   for (const std::string& file : files) {  // in name order
     const fs::path path = dir / file;
-    if (!fs::exists(path)) {
-      throw Error(ErrorKind::malformed, (dir / kIndexName).string(), "names a file that is not there", in_quotes(file), "no such file");
-    }
     Safetensors st = Safetensors::open(path);
     maps.push_back(st.file());
     pieces.emplace_back(st.file()->data(), st.file()->size());
     for (const TensorView& t : st.tensors()) {
-      if (!index.empty()) {
+      if (sharded) {  // listed entries are struck off, so that what remains is listed but absent
         auto listed = index.find(t.name);
         if (listed == index.end() || listed->second != file) {
           throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", path.string(), in_quotes(t.name)),
-                      fmt::format("contradicts {}", kIndexName), "its file as listed there: " + in_quotes(file),
-                      listed == index.end() ? "not listed" : in_quotes(listed->second));
+                      fmt::format("contradicts {}", kIndexName),
+                      listed == index.end() ? "an entry there" : in_quotes(listed->second),
+                      listed == index.end() ? "not listed" : "it in " + in_quotes(file));
         }
         index.erase(listed);
       }
@@ -141,7 +169,8 @@ Model load_hf_folder(const fs::path& dir) {
     }
   }
   if (!index.empty()) {
-    throw Error(ErrorKind::malformed, (dir / kIndexName).string(), fmt::format("lists {} tensor(s) that no file has", index.size()),
+    throw Error(ErrorKind::malformed, (dir / kIndexName).string(),
+                fmt::format("lists {} tensor(s) that no file has", index.size()),
                 in_quotes(index.begin()->first) + " in " + in_quotes(index.begin()->second), "no such tensor there");
   }
 

@@ -21,9 +21,9 @@ struct AddedToken {
 /// What the canaries need of tokenizer.json.
 struct Vocabulary {
   std::string file;
-  int64_t tokens = 0;                        // largest id + 1
+  int64_t tokens = 0;  // largest id + 1
   std::map<std::string, AddedToken> added;
-  const Json* vocab = nullptr;               // token -> id (BPE) or a list (Unigram)
+  const Json* vocab = nullptr;  // token -> id (BPE) or a list (Unigram)
   std::optional<int64_t> id_of(const std::string& token) const {
     if (auto it = added.find(token); it != added.end()) return it->second.id;
     if (vocab && vocab->is_object()) {
@@ -92,16 +92,21 @@ void add_ids(const JsonReader& r, const char* key, int64_t rows, std::vector<int
   }
 }
 
-std::string ids_text(const std::vector<int64_t>& ids) { return ids.size() == 1 ? std::to_string(ids[0]) : shape_text(ids); }
+std::string ids_text(const std::vector<int64_t>& ids) {
+  return ids.size() == 1 ? std::to_string(ids[0]) : shape_text(ids);
+}
 
 void check_special(const Vocabulary& v, const char* what, int64_t id) {
   if (id >= v.tokens) {
-    throw Error(ErrorKind::malformed, v.file, fmt::format("the config's {} token id is not a token of this tokenizer", what),
-                fmt::format("an id below {}", v.tokens), std::to_string(id), "Another model's tokenizer may lie in this folder");
+    throw Error(ErrorKind::malformed, v.file,
+                fmt::format("the config's {} token id is not a token of this tokenizer", what),
+                fmt::format("an id below {}", v.tokens), std::to_string(id),
+                "Another model's tokenizer may lie in this folder");
   }
   const AddedToken* added = v.added_by_id(id);
   if (!v.added.empty() && (!added || !added->special)) {
-    throw Error(ErrorKind::malformed, v.file, fmt::format("the config's {} token id {} is an ordinary token here", what, id),
+    throw Error(ErrorKind::malformed, v.file,
+                fmt::format("the config's {} token id {} is an ordinary token here", what, id),
                 "an entry of added_tokens with \"special\": true", added ? "special false" : "no such entry",
                 "Another model's tokenizer may lie in this folder");
   }
@@ -127,19 +132,23 @@ std::string check_tokenizer(const fs::path& dir, Config& config) {
   if (fs::exists(settings)) {
     const Json settings_json = parse_json(read_text_file(settings), settings.string());
     const JsonReader r(settings_json, settings.string());
-    auto contradiction = [&](const char* key, const std::string& token, const std::string& wanted, const std::string& found) {
-      throw Error(ErrorKind::malformed, r.where(key), fmt::format("{} contradicts the config", in_quotes(token)), wanted, found);
+    auto contradiction = [&](const char* key, const std::string& token, const std::string& wanted,
+                             const std::string& found) {
+      throw Error(ErrorKind::malformed, r.where(key), fmt::format("{} contradicts the config", in_quotes(token)),
+                  wanted, found);
     };
     if (auto token = special_text(r, "eos_token"); token && !config.eos.empty()) {
       auto id = v.id_of(*token);
       if (!id || std::find(config.eos.begin(), config.eos.end(), *id) == config.eos.end()) {
-        contradiction("eos_token", *token, "id " + ids_text(config.eos), id ? "id " + std::to_string(*id) : "no such token");
+        contradiction("eos_token", *token, "id " + ids_text(config.eos),
+                      id ? "id " + std::to_string(*id) : "no such token");
       }
     }
     if (auto token = special_text(r, "bos_token"); token && config.bos >= 0) {
       auto id = v.id_of(*token);
       if (!id || *id != config.bos) {
-        contradiction("bos_token", *token, "id " + std::to_string(config.bos), id ? "id " + std::to_string(*id) : "no such token");
+        contradiction("bos_token", *token, "id " + std::to_string(config.bos),
+                      id ? "id " + std::to_string(*id) : "no such token");
       }
     }
   }

@@ -1,4 +1,5 @@
-// Canaries over the tokenizer's files of a Hugging Face folder: right code with another model's vocabulary must not load.
+// Canaries over the tokenizer's files of a Hugging Face folder: right code with another model's vocabulary must not
+// load.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -9,12 +10,13 @@
 
 namespace assay {
 
-/// Holds tokenizer.json, tokenizer_config.json and generation_config.json, where they exist, against the config (README.md,
-/// "Canaries") and adds the end ids of generation_config.json to config.eos. Throws Error{malformed} naming both sides.
-/// Returns the XXH3-128 of tokenizer.json, or "" where there is none.
+/// Holds tokenizer.json, tokenizer_config.json and generation_config.json, where they exist, against the config
+/// (README.md, "Canaries") and adds the end ids of generation_config.json to config.eos. Throws Error{malformed} naming
+/// both sides. Returns the XXH3-128 of tokenizer.json, or "" where there is none.
 std::string check_tokenizer(const std::filesystem::path& dir, Config& config);
 
-/// tensor -> file of a model.safetensors.index.json. Throws Error{malformed}; a file name that leaves the folder is refused.
+/// tensor -> file of a model.safetensors.index.json. Throws Error{malformed}; a file name that leaves the folder is
+/// refused.
 std::map<std::string, std::string> parse_safetensors_index(const Json& json, const std::string& name);
 
 /// The whole file. Throws as MappedFile::open.

@@ -12,18 +12,23 @@
 namespace assay {
 namespace {
 
-/// nlohmann's DOM builder keeps the last of two equal keys silently and has no depth limit of its own, so both are checked here.
+/// nlohmann's DOM builder keeps the last of two equal keys silently and has no depth limit of its own, so both are
+/// checked here.
 class Guard {
  public:
   explicit Guard(const std::string& name) : name_(name) {}
   bool operator()(int depth, Json::parse_event_t event, Json& value) {
     if (depth > kJsonMaxDepth) {
-      throw Error(ErrorKind::malformed, name_, "JSON is nested too deep", fmt::format("at most {} levels", kJsonMaxDepth),
-                  "more");
+      throw Error(ErrorKind::malformed, name_, "JSON is nested too deep",
+                  fmt::format("at most {} levels", kJsonMaxDepth), "more");
     }
     switch (event) {
-      case Json::parse_event_t::object_start: keys_.emplace_back(); break;
-      case Json::parse_event_t::object_end: keys_.pop_back(); break;
+      case Json::parse_event_t::object_start:
+        keys_.emplace_back();
+        break;
+      case Json::parse_event_t::object_end:
+        keys_.pop_back();
+        break;
       case Json::parse_event_t::key: {
         const auto& key = value.get_ref<const std::string&>();
         if (!keys_.back().insert(key).second) {
@@ -32,7 +37,8 @@ class Guard {
         }
         break;
       }
-      default: break;
+      default:
+        break;
     }
     return true;
   }
@@ -42,7 +48,9 @@ class Guard {
   std::vector<std::set<std::string>> keys_;
 };
 
-std::string short_text(const Json& v) { return in_quotes(v.dump(-1, ' ', true, Json::error_handler_t::replace), 60); }
+std::string short_text(const Json& v) {
+  return in_quotes(v.dump(-1, ' ', true, Json::error_handler_t::replace), 60);
+}
 
 }  // namespace
 
@@ -61,8 +69,8 @@ Json parse_json(std::string_view text, const std::string& name) {
 JsonReader::JsonReader(const Json& object, std::string name, std::string path)
     : object_(&object), name_(std::move(name)), path_(std::move(path)) {
   if (!object.is_object()) {
-    throw Error(ErrorKind::malformed, path_.empty() ? name_ : name_ + ": " + path_, "has the wrong type", "a JSON object",
-                short_text(object));
+    throw Error(ErrorKind::malformed, path_.empty() ? name_ : name_ + ": " + path_, "has the wrong type",
+                "a JSON object", short_text(object));
   }
 }
 
@@ -107,7 +115,8 @@ std::optional<bool> JsonReader::boolean(const char* key) const {
 std::optional<std::string> JsonReader::string(const char* key) const {
   const Json* v = find(key);
   if (!v) return std::nullopt;
-  if (!v->is_string()) throw Error(ErrorKind::malformed, where(key), "is not a usable value", "a string", short_text(*v));
+  if (!v->is_string())
+    throw Error(ErrorKind::malformed, where(key), "is not a usable value", "a string", short_text(*v));
   return v->get<std::string>();
 }
 

@@ -12,8 +12,8 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr int kJsonMaxDepth = 64;
 
-/// Parses `text`. Throws Error{malformed} ("NAME: byte N") on bad syntax, bad UTF-8, nesting beyond kJsonMaxDepth or a key that
-/// stands twice in one object.
+/// Parses `text`. Throws Error{malformed} ("NAME: byte N") on bad syntax, bad UTF-8, nesting beyond kJsonMaxDepth or a
+/// key that stands twice in one object.
 Json parse_json(std::string_view text, const std::string& name);
 
 /// Reads members of one JSON object; `name` is the file, `path` the object within it ("text_config").

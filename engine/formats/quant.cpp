@@ -20,13 +20,18 @@ struct ScaleLayout {
 
 ScaleLayout scales_of(WeightType t) {
   switch (t) {
-    case WeightType::q8_0: return {{offsetof(BlockQ8_0, d), 0}, 1};
-    case WeightType::q4_0: return {{offsetof(BlockQ4_0, d), 0}, 1};
-    case WeightType::q4_1: return {{offsetof(BlockQ4_1, d), offsetof(BlockQ4_1, m)}, 2};
-    case WeightType::q6_k: return {{offsetof(BlockQ6_K, d), 0}, 1};
+    case WeightType::q8_0:
+      return {{offsetof(BlockQ8_0, d), 0}, 1};
+    case WeightType::q4_0:
+      return {{offsetof(BlockQ4_0, d), 0}, 1};
+    case WeightType::q4_1:
+      return {{offsetof(BlockQ4_1, d), offsetof(BlockQ4_1, m)}, 2};
+    case WeightType::q6_k:
+      return {{offsetof(BlockQ6_K, d), 0}, 1};
     case WeightType::f32:
     case WeightType::f16:
-    case WeightType::bf16: break;
+    case WeightType::bf16:
+      break;
   }
   return {{0, 0}, 0};
 }
@@ -45,8 +50,8 @@ void check_scales(const Matrix& matrix, const std::string& where, const std::str
       std::memcpy(&bits, matrix.data + b * block + layout.offsets[s], sizeof bits);
       if ((bits & kExponent16) != kExponent16) continue;
       throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", where, in_quotes(tensor)),
-                  fmt::format("row {}, block {}: the {} {} is not finite", b / per_row, b % per_row, name_of(matrix.type),
-                              s == 0 ? "scale d" : "minimum m"),
+                  fmt::format("row {}, block {}: the {} {} is not finite", b / per_row, b % per_row,
+                              name_of(matrix.type), s == 0 ? "scale d" : "minimum m"),
                   "a finite binary16", fmt::format("0x{:04x}", bits));
     }
   }

@@ -1,6 +1,6 @@
 // ggml's quantised block types as they lie in files: little-endian, blocks along a row, no padding between blocks.
-// Source of the layouts: github.com/ggml-org/ggml, src/ggml-common.h (block_q4_0, block_q4_1, block_q8_0, block_q6_K) and
-// docs/gguf.md. Scales are binary16; non-finite ones are refused at load (check_scales).
+// Source of the layouts: github.com/ggml-org/ggml, src/ggml-common.h (block_q4_0, block_q4_1, block_q8_0, block_q6_K)
+// and docs/gguf.md. Scales are binary16; non-finite ones are refused at load (check_scales).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace assay {
 
-inline constexpr int64_t kQuantGroup = 32;     // elements per block of Q8_0, Q4_0, Q4_1
-inline constexpr int64_t kQ6KElements = 256;   // elements per block of Q6_K
+inline constexpr int64_t kQuantGroup = 32;    // elements per block of Q8_0, Q4_0, Q4_1
+inline constexpr int64_t kQ6KElements = 256;  // elements per block of Q6_K
 
 /// w[i] = d * codes[i], codes in [-128, 127].
 struct BlockQ8_0 {
-  uint16_t d;          // binary16 bits
+  uint16_t d;  // binary16 bits
   int8_t codes[32];
 };
 /// w[i] = d * (nibble - 8). Element i < 16 is the low nibble of codes[i], element i + 16 its high nibble.
@@ -29,8 +29,8 @@ struct BlockQ4_1 {
   uint16_t m;
   uint8_t codes[16];
 };
-/// w[i] = d * scales[i / 16] * (code - 32), code of 6 bits. Half h = i / 128, r = i % 128, quarter t = r / 32, j = r % 32:
-/// low four bits in nibble t / 2 of low[64*h + 32*(t % 2) + j], high two in bits 2t of high[32*h + j].
+/// w[i] = d * scales[i / 16] * (code - 32), code of 6 bits. Half h = i / 128, r = i % 128, quarter t = r / 32, j = r %
+/// 32: low four bits in nibble t / 2 of low[64*h + 32*(t % 2) + j], high two in bits 2t of high[32*h + j].
 struct BlockQ6_K {
   uint8_t low[128];
   uint8_t high[64];

@@ -8,9 +8,10 @@
 namespace assay {
 namespace {
 
-// The converter computes base^(2j/d), 2 pi / freq and the blend in f32. The exponent's rounding alone moves a frequency by
-// ln(base) * 2^-24 (8e-7 at base 500000); the blend multiplies that by old_context / wavelength / (high - low), at most 4/3 for
-// the published parameters. Candidates a factor of two apart differ by more than 0.1 somewhere inside the band.
+// The converter computes base^(2j/d), 2 pi / freq and the blend in f32. The exponent's rounding alone moves a frequency
+// by ln(base) * 2^-24 (8e-7 at base 500000); the blend multiplies that by old_context / wavelength / (high - low), at
+// most 4/3 for the published parameters. Candidates a factor of two apart differ by more than 0.1 somewhere inside the
+// band.
 constexpr double kBlendTolerance = 1e-5;
 
 /// 1 / divisor is the blend (1 - smooth) / factor + smooth, linear in what the rounding errors move; divisors are not.
@@ -30,10 +31,11 @@ std::optional<RopeConfig> recognise_llama3(const RopeConfig& plain, const Vector
   if (factors.size() != inv_freq.size() || factors.empty()) return std::nullopt;
   RopeConfig c = plain;
   c.llama3 = true;
-  // The slowest pair turns beyond the low band in every published model, and there the divisor is the factor itself. If all
-  // divisors are 1, any context far enough out does.
+  // The slowest pair turns beyond the low band in every published model, and there the divisor is the factor itself. If
+  // all divisors are 1, any context far enough out does.
   c.factor = double(*std::max_element(factors.begin(), factors.end()));
-  // The published parameters first: where several candidates fit (no pair inside the band), all give the same frequencies.
+  // The published parameters first: where several candidates fit (no pair inside the band), all give the same
+  // frequencies.
   std::vector<double> contexts = {8192};
   for (int p = 4; p <= 24; p++) contexts.push_back(double(int64_t{1} << p));
   for (double low : {1.0, 2.0, 0.5}) {
