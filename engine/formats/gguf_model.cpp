@@ -264,11 +264,11 @@ class GgufModel {
 
   /// XXH3-128 over the tokenizer.* keys in name order: key, a zero byte, the value as it lies in the file.
   std::string tokenizer_hash() const {
+    if (!f_.find("tokenizer.ggml.tokens")) return {};
     std::vector<const std::pair<std::string, GgufValue>*> keys;
     for (const auto& entry : f_.metadata()) {
       if (entry.first.rfind("tokenizer.", 0) == 0) keys.push_back(&entry);
     }
-    if (keys.empty()) return {};
     std::sort(keys.begin(), keys.end(), [](auto* a, auto* b) { return a->first < b->first; });
     std::vector<std::pair<const void*, size_t>> pieces;
     for (const auto* entry : keys) {

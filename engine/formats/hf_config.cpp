@@ -6,6 +6,7 @@
 
 #include "dumps/error.h"
 #include "dumps/text.h"
+#include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/json_text.h"
 
 namespace assay {
@@ -140,6 +141,10 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
   std::vector<int64_t> ids;
   if (!v) return ids;
   if (!v->is_array()) return {*r.integer(key, 0, kMaxDim)};
+  if (v->size() > kMaxSpecialIds) {
+    throw Error(ErrorKind::malformed, r.where(key), "is absurd", fmt::format("at most {} ids", kMaxSpecialIds),
+                std::to_string(v->size()));
+  }
   for (const Json& id : *v) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() > uint64_t(kMaxDim)) {
       throw Error(ErrorKind::malformed, r.where(key), "is not a usable value", "a token id or a list of token ids",

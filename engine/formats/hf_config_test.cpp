@@ -207,6 +207,9 @@ TEST(HfConfig, RefusesByNameWithWantedAndFound) {
        },
        {"eos token id", "50"}},
       {"bos outside", [](auto& j) { j["bos_token_id"] = 99; }, {"bos token id", "99"}},
+      {"eos list of thousands",
+       [](auto& j) { j["eos_token_id"] = std::vector<int>(2000, 1); },
+       {"eos_token_id: is absurd", "at most 1024", "2000"}},
       {"eos negative", [](auto& j) { j["eos_token_id"] = -1; }, {"eos_token_id"}},
       {"text_config no object", [](auto& j) { j["text_config"] = 3; }, {"text_config", "a JSON object"}},
   };

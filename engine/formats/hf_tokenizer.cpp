@@ -83,6 +83,10 @@ void add_ids(const JsonReader& r, const char* key, int64_t rows, std::vector<int
   const Json* v = r.find(key);
   if (!v) return;
   const Json list = v->is_array() ? *v : Json::array({*v});
+  if (list.size() > kMaxSpecialIds) {
+    throw Error(ErrorKind::malformed, r.where(key), "is absurd", fmt::format("at most {} ids", kMaxSpecialIds),
+                std::to_string(list.size()));
+  }
   for (const Json& id : list) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= uint64_t(rows)) {
       throw Error(ErrorKind::malformed, r.where(key), "is not a token of this model", fmt::format("0 to {}", rows - 1),
@@ -112,47 +116,45 @@ void check_special(const Vocabulary& v, const char* what, int64_t id) {
   }
 }
 
+/// The special token that tokenizer_config.json names must be one of the config's ids; either side may be silent.
+void check_named(const Vocabulary& v, const JsonReader& r, const char* key, const std::vector<int64_t>& ids) {
+  const auto token = special_text(r, key);
+  if (!token || ids.empty()) return;
+  const auto id = v.id_of(*token);
+  if (id && std::find(ids.begin(), ids.end(), *id) != ids.end()) return;
+  throw Error(ErrorKind::malformed, r.where(key), fmt::format("{} contradicts the config", in_quotes(*token)),
+              "id " + ids_text(ids), id ? "id " + std::to_string(*id) : "no such token");
+}
+
 }  // namespace
 
 std::string check_tokenizer(const fs::path& dir, Config& config) {
-  const fs::path generation = dir / "generation_config.json";
-  if (fs::exists(generation)) {
-    const Json json = parse_json(read_text_file(generation), generation.string());
-    add_ids(JsonReader(json, generation.string()), "eos_token_id", config.vocab, config.eos);
+  auto read = [&](const char* name) {
+    return fs::exists(dir / name) ? std::optional(read_text_file(dir / name)) : std::nullopt;
+  };
+  return check_tokenizer(
+      {dir.string(), read("tokenizer.json"), read("tokenizer_config.json"), read("generation_config.json")}, config);
+}
+
+std::string check_tokenizer(const TokenizerTexts& texts, Config& config) {
+  auto file = [&](const char* name) { return (fs::path(texts.folder) / name).string(); };
+  if (texts.generation_config) {
+    const std::string name = file("generation_config.json");
+    const Json json = parse_json(*texts.generation_config, name);
+    add_ids(JsonReader(json, name), "eos_token_id", config.vocab, config.eos);
   }
-  const fs::path path = dir / "tokenizer.json";
-  if (!fs::exists(path)) return {};
-  const std::string text = read_text_file(path);
-  const Json json = parse_json(text, path.string());
-  const Vocabulary v = read_vocabulary(json, path.string(), config.vocab);
+  if (!texts.tokenizer) return {};
+  const Json json = parse_json(*texts.tokenizer, file("tokenizer.json"));
+  const Vocabulary v = read_vocabulary(json, file("tokenizer.json"), config.vocab);
   for (int64_t id : config.eos) check_special(v, "eos", id);
   if (config.bos >= 0) check_special(v, "bos", config.bos);
-
-  const fs::path settings = dir / "tokenizer_config.json";
-  if (fs::exists(settings)) {
-    const Json settings_json = parse_json(read_text_file(settings), settings.string());
-    const JsonReader r(settings_json, settings.string());
-    auto contradiction = [&](const char* key, const std::string& token, const std::string& wanted,
-                             const std::string& found) {
-      throw Error(ErrorKind::malformed, r.where(key), fmt::format("{} contradicts the config", in_quotes(token)),
-                  wanted, found);
-    };
-    if (auto token = special_text(r, "eos_token"); token && !config.eos.empty()) {
-      auto id = v.id_of(*token);
-      if (!id || std::find(config.eos.begin(), config.eos.end(), *id) == config.eos.end()) {
-        contradiction("eos_token", *token, "id " + ids_text(config.eos),
-                      id ? "id " + std::to_string(*id) : "no such token");
-      }
-    }
-    if (auto token = special_text(r, "bos_token"); token && config.bos >= 0) {
-      auto id = v.id_of(*token);
-      if (!id || *id != config.bos) {
-        contradiction("bos_token", *token, "id " + std::to_string(config.bos),
-                      id ? "id " + std::to_string(*id) : "no such token");
-      }
-    }
+  if (texts.tokenizer_config) {
+    const std::string name = file("tokenizer_config.json");
+    const Json settings = parse_json(*texts.tokenizer_config, name);
+    check_named(v, JsonReader(settings, name), "eos_token", config.eos);
+    if (config.bos >= 0) check_named(v, JsonReader(settings, name), "bos_token", {config.bos});
   }
-  return hash_pieces({{text.data(), text.size()}});
+  return hash_pieces({{texts.tokenizer->data(), texts.tokenizer->size()}});
 }
 
 }  // namespace assay

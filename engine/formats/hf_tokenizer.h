@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "engine/formats/json_text.h"
@@ -10,10 +11,20 @@
 
 namespace assay {
 
+inline constexpr size_t kMaxSpecialIds = 1024;  // of one kind; published models have fewer than ten
+
 /// Holds tokenizer.json, tokenizer_config.json and generation_config.json, where they exist, against the config
 /// (README.md, "Canaries") and adds the end ids of generation_config.json to config.eos. Throws Error{malformed} naming
 /// both sides. Returns the XXH3-128 of tokenizer.json, or "" where there is none.
 std::string check_tokenizer(const std::filesystem::path& dir, Config& config);
+
+/// The tokenizer's files as texts; absent ones are nullopt. `folder` stands before their names in messages.
+struct TokenizerTexts {
+  std::string folder;
+  std::optional<std::string> tokenizer, tokenizer_config, generation_config;
+};
+/// The same on texts (fuzzing, tests).
+std::string check_tokenizer(const TokenizerTexts& texts, Config& config);
 
 /// tensor -> file of a model.safetensors.index.json. Throws Error{malformed}; a file name that leaves the folder is
 /// refused.
