@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of engine/formats/fuzz_corpus: the smallest models that load, so that the fuzzer starts behind every check.
+"""Writes the seeds of engine/formats/fuzz_corpus: the smallest models that load: the fuzzer starts behind every check.
 
     make_fuzz_corpus.py engine/formats/fuzz_corpus
 """
@@ -63,7 +63,8 @@ def gguf(arch, matrix_type, biases=False, norms=False, rope_freqs=None, tied=Tru
         tensors.append((f"blk.0.{name}.weight", shape, matrix_type))
         if biases and name in ("attn_q", "attn_k", "attn_v"):
             tensors.append((f"blk.0.{name}.bias", shape[1:], F32))
-    for name, width in (("attn_norm", HIDDEN), ("ffn_norm", HIDDEN), *((("attn_q_norm", HEAD_DIM), ("attn_k_norm", HEAD_DIM)) if norms else ())):
+    head_norms = (("attn_q_norm", HEAD_DIM), ("attn_k_norm", HEAD_DIM)) if norms else ()
+    for name, width in (("attn_norm", HIDDEN), ("ffn_norm", HIDDEN), *head_norms):
         tensors.append((f"blk.0.{name}.weight", (width,), F32))
 
     infos, data = b"", b""
@@ -98,15 +99,20 @@ def main():
               "original_max_position_embeddings": 64}
     texts = {
         "v4": {**base, "rope_theta": 500000.0, "rope_scaling": llama3, "attention_bias": True},
-        "v5": {**base, "model_type": "qwen3", "rope_parameters": {**llama3, "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        "v5": {**base, "model_type": "qwen3",
+               "rope_parameters": {**llama3, "rope_theta": 1e6, "partial_rotary_factor": 0.5},
                "layer_types": ["full_attention"] * 2, "hidden_act": "silu"},
         "nested": {"model_type": "qwen3_vl", "tie_word_embeddings": True,
                    "text_config": {**base, "model_type": "qwen3_vl_text",
                                    "rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2]}}},
-        "window": {**base, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 9},
-        "index": {"metadata": {"total_size": 1}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}},
-        "tokenizer": {"added_tokens": [{"id": 1, "content": "<s>", "special": True}, {"id": 2, "content": "</s>", "special": True}],
-                      "model": {"type": "BPE", "vocab": {"a": 3, "b": 4}}, "bos_token": "<s>", "eos_token": {"content": "</s>"}},
+        "window": {**base, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32,
+                   "max_window_layers": 9},
+        "index": {"metadata": {"total_size": 1},
+                  "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}},
+        "tokenizer": {"added_tokens": [{"id": 1, "content": "<s>", "special": True},
+                                       {"id": 2, "content": "</s>", "special": True}],
+                      "model": {"type": "BPE", "vocab": {"a": 3, "b": 4}},
+                      "bos_token": "<s>", "eos_token": {"content": "</s>"}},
     }
     (out / "hf_config").mkdir(parents=True, exist_ok=True)
     for name, value in texts.items():

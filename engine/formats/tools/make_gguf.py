@@ -4,10 +4,11 @@
     make_gguf.py goldens/official/llama-rope3/model out.gguf --type f32
     make_gguf.py MODEL out.gguf --type q4_1 --embed-type q8_0
 
-It applies the transforms of llama.cpp's convert_hf_to_gguf.py: q and k rows of llama files are interleaved within each head,
-llama3 rope scaling becomes the divisors rope_freqs.weight, a tied output head is left out, norms and biases are F32. A float
-type must hold every value exactly, else the file is not written. Quantised blocks are valid and simply rounded (no search for
-better scales as in llama.cpp), which is what tests of loading need. Format: github.com/ggml-org/ggml, docs/gguf.md.
+It applies the transforms of llama.cpp's convert_hf_to_gguf.py: q and k rows of llama files are interleaved within each
+head, llama3 rope scaling becomes the divisors rope_freqs.weight, a tied output head is left out, norms and biases are
+F32. A float type must hold every value exactly, else the file is not written. Quantised blocks are valid and simply
+rounded (no search for better scales as in llama.cpp), which is what tests of loading need.
+Format: github.com/ggml-org/ggml, docs/gguf.md.
 """
 import argparse
 import json
@@ -28,7 +29,7 @@ LAYER_NAMES = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 
 
-# --- Hugging Face side ------------------------------------------------------------------------------------------------
+# --- Hugging Face side ---------------------------------------------------------------------------------------------
 
 def read_safetensors(path):
     """{name: float32 array}; BF16 and F16 are widened exactly."""
@@ -61,7 +62,7 @@ def read_folder(folder):
     return config, tensors
 
 
-# --- The converter's transforms -----------------------------------------------------------------------------------------
+# --- The converter's transforms ------------------------------------------------------------------------------------
 
 def permute(rows, heads):
     """Row half * d/2 + j of a head becomes row 2*j + half (LlamaModel.permute)."""
@@ -107,7 +108,7 @@ def gguf_tensors(config, tensors):
     return out
 
 
-# --- Element types ------------------------------------------------------------------------------------------------------
+# --- Element types -------------------------------------------------------------------------------------------------
 
 def encode_float(values, type_name, tensor):
     if type_name == "f32":
@@ -163,7 +164,7 @@ def encode_q6_k(x):
                           axis=1).tobytes()
 
 
-# --- File ---------------------------------------------------------------------------------------------------------------
+# --- File ----------------------------------------------------------------------------------------------------------
 
 def text(s):
     raw = s.encode()
@@ -190,9 +191,11 @@ def metadata(config):
         "general.architecture": arch, "general.type": "model",
         f"{arch}.block_count": config["num_hidden_layers"], f"{arch}.context_length": config["max_position_embeddings"],
         f"{arch}.embedding_length": config["hidden_size"], f"{arch}.feed_forward_length": config["intermediate_size"],
-        f"{arch}.attention.head_count": heads, f"{arch}.attention.head_count_kv": config.get("num_key_value_heads") or heads,
+        f"{arch}.attention.head_count": heads,
+        f"{arch}.attention.head_count_kv": config.get("num_key_value_heads") or heads,
         f"{arch}.attention.key_length": head_dim, f"{arch}.attention.value_length": head_dim,
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]), f"{arch}.rope.freq_base": float(theta),
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{arch}.rope.freq_base": float(theta),
     }
     if arch == "llama":
         out["llama.rope.dimension_count"] = head_dim
@@ -215,7 +218,7 @@ def main():
     parser.add_argument("model", help="folder with config.json and *.safetensors")
     parser.add_argument("out", help="GGUF file to write")
     parser.add_argument("--type", choices=TYPE_NUMBER, default="f32", help="type of the matrices")
-    parser.add_argument("--embed-type", choices=TYPE_NUMBER, help="type of the embedding and the output head; default: --type")
+    parser.add_argument("--embed-type", choices=TYPE_NUMBER, help="type of embedding and output head")
     args = parser.parse_args()
 
     config, tensors = read_folder(args.model)
@@ -230,14 +233,16 @@ def main():
         if name in ("token_embd.weight", "output.weight") and args.embed_type:
             kind = args.embed_type
         if values.shape[-1] % BLOCK[kind]:
-            print(f"{name}: {values.shape[-1]} columns are no multiple of {BLOCK[kind]}, written as f32", file=sys.stderr)
+            print(f"{name}: {values.shape[-1]} columns are no multiple of {BLOCK[kind]}, written as f32",
+                  file=sys.stderr)
             kind = "f32"
         raw = encode_float(values, kind, name) if BLOCK[kind] == 1 else encode_blocks(values, kind)
         infos += text(name) + struct.pack("<I", values.ndim) + struct.pack(f"<{values.ndim}Q", *values.shape[::-1])
         infos += struct.pack("<IQ", TYPE_NUMBER[kind], len(data))
         data += raw + bytes(-len(raw) % ALIGNMENT)
 
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs)) + b"".join(pair(k, v) for k, v in pairs.items()) + infos
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs))
+    head += b"".join(pair(k, v) for k, v in pairs.items()) + infos
     Path(args.out).write_bytes(head + bytes(-len(head) % ALIGNMENT) + data)
 
 
