@@ -10,6 +10,7 @@
 #include "dumps/compare_plan.h"
 #include "dumps/metrics.h"
 #include "dumps/names.h"
+#include "dumps/rows.h"
 
 namespace assay {
 namespace {
@@ -219,6 +220,7 @@ class Judge {
     }
     if (out_.near_ties > options_.tolerance.max_near_ties) greedy_holds = all_within = false;
     if (greedy_level && out_.greedy.empty()) out_.compared = 0;  // prompts' ids alone prove nothing
+    if (out_.compared == 0) return;
     if (any && all_exact) {
       out_.reached = Level::byte_exact;
     } else if (any && all_within) {
@@ -256,7 +258,9 @@ int CompareResult::exit_code() const {
 }
 
 CompareResult compare(const Dump& base, const Dump& target, const CompareOptions& options) {
-  return Judge(base, target, options).run();
+  if (!base.manifest().contains("rows") && !target.manifest().contains("rows")) return Judge(base, target, options).run();
+  const Dump logical_base = align_rows(base), logical_target = align_rows(target);
+  return Judge(logical_base, logical_target, options).run();
 }
 
 }  // namespace assay

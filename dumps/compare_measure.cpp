@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <unordered_set>
 
@@ -48,6 +51,44 @@ void prefetch(const DumpTensor& t, const Piece& p) {
   (void)t, (void)p;
 #endif
 }
+
+/// Gives pages of the page cache back after use, so that comparing large dumps does not fill memory with what is only read
+/// once. Only for pages of read-only file mappings: those come back from the file, whereas other memory would be lost.
+class PageRelease {
+ public:
+  explicit PageRelease(int64_t total_bytes) {
+#if defined(__linux__)
+    if (total_bytes < kReleaseFrom) return;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      unsigned long begin = 0, end = 0, inode = 0;
+      char rights[5] = "";
+      if (std::sscanf(line.c_str(), "%lx-%lx %4s %*s %*s %lu", &begin, &end, rights, &inode) != 4) continue;
+      if (std::string_view(rights, 3) == "r--" && inode != 0) ranges_.emplace_back(begin, end);
+    }
+#else
+    (void)total_bytes;
+#endif
+  }
+  void operator()(const DumpTensor& t, const Piece& p) const {
+#if defined(__linux__)
+    if (ranges_.empty()) return;
+    static const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+    const size_t row = size_t(t.columns()) * size_of(t.dtype);
+    const uintptr_t data = reinterpret_cast<uintptr_t>(t.data + size_t(p.first_row) * row);
+    const uintptr_t begin = (data + page - 1) / page * page, end = (data + size_t(p.rows) * row) / page * page;
+    auto it = std::upper_bound(ranges_.begin(), ranges_.end(), std::pair(begin, ~uintptr_t(0)));  // sorted as the kernel lists them
+    if (begin >= end || it == ranges_.begin() || end > (--it)->second) return;
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#else
+    (void)t, (void)p;
+#endif
+  }
+
+ private:
+  static constexpr int64_t kReleaseFrom = int64_t(256) << 20;
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges_;
+};
 
 }  // namespace
 
@@ -95,11 +136,15 @@ std::unordered_map<std::string, double> usual_scales(const Dump& base, const std
       }
     }
   }
+  int64_t total = 0;
+  for (const Piece& p : pieces) total += p.rows * base.tensors()[p.index].columns() * int64_t(size_of(base.tensors()[p.index].dtype));
+  const PageRelease release(total);
   std::vector<double> found(pieces.size());
   run_jobs(threads, pieces.size(), [&](size_t i) {
     const DumpTensor& t = base.tensors()[pieces[i].index];
     prefetch(t, pieces[i]);
     found[i] = max_abs_finite(t, pieces[i].first_row, pieces[i].rows);
+    release(t, pieces[i]);
   });
   for (size_t i = 0; i < pieces.size(); i++) *places[i] = std::max(*places[i], found[i]);
   return out;
@@ -113,6 +158,7 @@ void measure_pairs(Plan& plan, const CompareOptions& options) {
     total += plan.pairs[i].bytes();
     for (const Piece& p : cut(i, plan.pairs[i].base)) pieces.push_back(p);
   }
+  const PageRelease release(total);
   // One result per piece; joined in order afterwards, so that the outcome is that of one thread.
   std::vector<TensorMetrics> results(pieces.size());
   std::mutex mutex;
@@ -123,6 +169,8 @@ void measure_pairs(Plan& plan, const CompareOptions& options) {
     prefetch(p.base, piece);
     prefetch(p.target, piece);
     results[i] = measure_rows(p.base, p.target, piece.first_row, piece.rows, p.scale);
+    release(p.base, piece);
+    release(p.target, piece);
     if (!options.progress) return;
     const std::lock_guard lock(mutex);
     done += piece.rows * p.base.columns() * int64_t(size_of(p.base.dtype) + size_of(p.target.dtype));

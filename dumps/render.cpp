@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dumps/compare.h"
+#include "dumps/names.h"
 #include "dumps/text.h"
 
 namespace assay {
@@ -184,6 +185,11 @@ class Renderer {
         l.where = (cut == std::string::npos ? name : name.substr(0, cut)) + ": " + text(m.at("max_rel_at"), "text");
       }
     }
+    // In the order of the forward pass, caches behind it; the prompts of a case do not all begin with the first phase.
+    std::stable_sort(order.begin(), order.end(), [](const std::string& a, const std::string& b) {
+      auto rank = [](const std::string& p) { return p.starts_with("state/") ? 1000000 : p == "ids" ? -1 : phase_rank(p); };
+      return rank(a) < rank(b);
+    });
     Table table({"phase", "n", "failed", "max_abs", "max_rel", "tolerance", "used", "bits equal", "where the worst row is"}, 8);
     for (const std::string& phase : order) {
       const PhaseLine& l = lines[phase];
