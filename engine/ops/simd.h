@@ -238,6 +238,17 @@ ASSAY_V vi v_to_bf16(vf x) {
   return vi_or(vi_and(nan, vi_set(0x7fc0)), vi_and(vi_xor(nan, vi_set(-1)), rounded));
 }
 
+/// Where the group of 32 that starts at column k begins in a row (of Q6_K: its block).
+template <WeightType kType>
+ASSAY_V const std::byte* place_of(const std::byte* row, int64_t k) {
+  if constexpr (kType == WeightType::f32) return row + 4 * k;
+  if constexpr (kType == WeightType::f16 || kType == WeightType::bf16) return row + 2 * k;
+  if constexpr (kType == WeightType::q8_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
+  if constexpr (kType == WeightType::q4_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_0);
+  if constexpr (kType == WeightType::q4_1) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_1);
+  if constexpr (kType == WeightType::q6_k) return row + k / kQ6KElements * (int64_t)sizeof(BlockQ6_K);
+}
+
 /// Elements k .. k+kLanes of a widened weight row (op.h, weight_at, same bits but for the payload of a NaN); k is a multiple
 /// of kLanes. Of a quantised type the whole row may be read so; of others while k + kLanes <= columns.
 template <WeightType kType>
@@ -247,12 +258,12 @@ ASSAY_V vf weight_vector(const std::byte* row, int64_t k) {
   if constexpr (kType == WeightType::f16) return v_load_f16(row + 2 * k);
   if constexpr (kType == WeightType::bf16) return v_load_bf16(row + 2 * k);
   if constexpr (kType == WeightType::q8_0) {
-    const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
+    const std::byte* b = place_of<kType>(row, k);
     return v_mul(v_set(_cvtsh_ss(load_u16(b))), vi_to_float(vi_load_i8(b + offsetof(BlockQ8_0, codes) + i)));
   }
   if constexpr (kType == WeightType::q4_0 || kType == WeightType::q4_1) {
     constexpr bool kMin = kType == WeightType::q4_1;
-    const std::byte* b = row + k / kQuantGroup * (int64_t)(kMin ? sizeof(BlockQ4_1) : sizeof(BlockQ4_0));
+    const std::byte* b = place_of<kType>(row, k);
     const vi pairs = vi_load_u8(b + (kMin ? offsetof(BlockQ4_1, codes) : offsetof(BlockQ4_0, codes)) + i % 16);
     const vi code = i < 16 ? vi_and(pairs, vi_set(15)) : vi_srl<4>(pairs);
     const vf d = v_set(_cvtsh_ss(load_u16(b)));
@@ -260,7 +271,7 @@ ASSAY_V vf weight_vector(const std::byte* row, int64_t k) {
     return v_mul(d, vi_to_float(vi_sub(code, vi_set(8))));
   }
   if constexpr (kType == WeightType::q6_k) {
-    const std::byte* b = row + k / kQ6KElements * (int64_t)sizeof(BlockQ6_K);
+    const std::byte* b = place_of<kType>(row, k);
     const int r = (int)(k % kQ6KElements), half = r / 128, quarter = r % 128 / 32;
     vi low = vi_load_u8(b + 64 * half + 32 * (quarter % 2) + i), high = vi_load_u8(b + offsetof(BlockQ6_K, high) + 32 * half + i);
     if (quarter >= 2) low = vi_srl<4>(low);
