@@ -90,8 +90,9 @@ TEST(Norm, StaysWithinItsBoundAgainstFloat64) {
 TEST(Rope, PairsTurnAndTheRestPasses) {
   Rng rng = seeded(14);
   struct Shape { int64_t head_dim, rotary; };
-  for (auto [head_dim, rotary] : {Shape{16, 16}, Shape{32, 32}, Shape{40, 20}, Shape{64, 64}, Shape{96, 24}, Shape{128, 128},
+  for (const Shape& shape : {Shape{16, 16}, Shape{32, 32}, Shape{40, 20}, Shape{64, 64}, Shape{96, 24}, Shape{128, 128},
                                   Shape{256, 64}, Shape{64, 0}, Shape{6, 2}, Shape{70, 34}}) {
+    const int64_t head_dim = shape.head_dim, rotary = shape.rotary;
     RopeConfig config;
     config.rotary = rotary;
     const RopeTable table = make_rope_table(config, 50);

@@ -188,7 +188,9 @@ TEST(Simd, FoldsAreByHalvesAndMaximaAreOfIntegers) {
 }
 
 TEST(Simd, IntegersOfEveryWidth) {
-  for (auto [isa, probe] : vector_sets()) {
+  for (const Set& set : vector_sets()) {
+    const Isa isa = set.isa;
+    const SimdProbe* probe = set.probe;
     std::vector<float> a(0x10000 / 2), out(0x10000), small(kN);
     for (uint32_t i = 0; i < a.size(); i++) a[i] = float_of((2 * i) | (2 * i + 1) << 16);  // all 16-bit patterns in order
     std::vector<float> unused(0x10000);
