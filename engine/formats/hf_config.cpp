@@ -162,7 +162,7 @@ std::string supported_families() {
 }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& name) {
-  const Json json = parse_json(text, name);
+  const Json json = parse_json_tree(text, name);
   const JsonReader outer(json, name);
   const JsonReader r = outer.object("text_config").value_or(outer);
   HfConfig out;

@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   config.bos = 1;
   config.eos = {2};
   survive([&] { assay::parse_hf_config(text, "config.json"); });
-  survive([&] { assay::parse_safetensors_index(assay::parse_json(text, "index.json"), "index.json"); });
+  survive([&] { assay::parse_safetensors_index(assay::parse_json_tree(text, "index.json"), "index.json"); });
   survive([&] { assay::check_tokenizer({"", text, text, {}}, config); });
   survive([&] { assay::check_tokenizer({"", {}, {}, text}, config); });
   return 0;

@@ -80,7 +80,7 @@ WeightType weight_type(const TensorView& t, const std::string& file) {
 std::map<std::string, std::string> read_index(const fs::path& dir) {
   const fs::path path = dir / kIndexName;
   const std::string name = path.string();
-  const Json json = parse_json(read_text_file(path), name);
+  const Json json = parse_json_tree(read_text_file(path), name);
   return parse_safetensors_index(json, name);
 }
 

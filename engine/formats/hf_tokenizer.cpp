@@ -140,17 +140,17 @@ std::string check_tokenizer(const TokenizerTexts& texts, Config& config) {
   auto file = [&](const char* name) { return (fs::path(texts.folder) / name).string(); };
   if (texts.generation_config) {
     const std::string name = file("generation_config.json");
-    const Json json = parse_json(*texts.generation_config, name);
+    const Json json = parse_json_tree(*texts.generation_config, name);
     add_ids(JsonReader(json, name), "eos_token_id", config.vocab, config.eos);
   }
   if (!texts.tokenizer) return {};
-  const Json json = parse_json(*texts.tokenizer, file("tokenizer.json"));
+  const Json json = parse_json_tree(*texts.tokenizer, file("tokenizer.json"));
   const Vocabulary v = read_vocabulary(json, file("tokenizer.json"), config.vocab);
   for (int64_t id : config.eos) check_special(v, "eos", id);
   if (config.bos >= 0) check_special(v, "bos", config.bos);
   if (texts.tokenizer_config) {
     const std::string name = file("tokenizer_config.json");
-    const Json settings = parse_json(*texts.tokenizer_config, name);
+    const Json settings = parse_json_tree(*texts.tokenizer_config, name);
     check_named(v, JsonReader(settings, name), "eos_token", config.eos);
     if (config.bos >= 0) check_named(v, JsonReader(settings, name), "bos_token", {config.bos});
   }

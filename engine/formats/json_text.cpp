@@ -54,7 +54,7 @@ std::string short_text(const Json& v) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& name) {
+Json parse_json_tree(std::string_view text, const std::string& name) {
   Guard guard(name);
   try {
     return Json::parse(text.begin(), text.end(), std::ref(guard));

@@ -16,7 +16,7 @@ inline constexpr int kJsonMaxDepth = 64;
 
 /// Parses `text`. Throws Error{malformed} ("NAME: byte N") on bad syntax, bad UTF-8, nesting beyond kJsonMaxDepth or a
 /// key that stands twice in one object.
-Json parse_json(std::string_view text, const std::string& name);
+Json parse_json_tree(std::string_view text, const std::string& name);
 
 /// Reads members of one JSON object; `name` is the file, `path` the object within it ("text_config").
 class JsonReader {
