@@ -17,17 +17,10 @@ struct DumpCommand {
   bool state = false, force = false;
 };
 
-CaptureMode mode_from_name(const std::string& name) {
-  if (name == "full") return CaptureMode::full;
-  if (name == "stats") return CaptureMode::stats;
-  if (name == "hash") return CaptureMode::hash;
-  throw Error(ErrorKind::usage, "--mode", "unknown capture mode", "full, stats or hash", "\"" + name + "\"");
-}
-
 int run(const DumpCommand& o) {
   DumpSpec spec = o.model.spec(o.decode);
   spec.out = o.out;
-  spec.mode = mode_from_name(o.mode);
+  spec.mode = capture_mode_from_name(o.mode);
   spec.replace = o.force;
   spec.plant = o.plant;
   spec.capture.state = o.state;

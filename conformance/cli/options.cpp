@@ -38,6 +38,13 @@ KvType kv_from_name(const std::string& name) {
 
 }  // namespace
 
+CaptureMode capture_mode_from_name(const std::string& name) {
+  if (name == "full") return CaptureMode::full;
+  if (name == "stats") return CaptureMode::stats;
+  if (name == "hash") return CaptureMode::hash;
+  throw Error(ErrorKind::usage, "--mode", "unknown capture mode", "full, stats or hash", "\"" + name + "\"");
+}
+
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> out;
   std::stringstream in(text);
@@ -129,7 +136,8 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
       if (prompt == s.requests.size())
         throw Error(ErrorKind::usage, forced_file, "more lines than prompts", std::to_string(s.requests.size()), "more");
-      s.requests[prompt++].forced = parse_ids(line, forced_file + ", line " + std::to_string(prompt));
+      s.requests[prompt].forced = parse_ids(line, forced_file + ", line " + std::to_string(prompt + 1));
+      prompt++;
     }
     if (prompt != s.requests.size())
       throw Error(ErrorKind::usage, forced_file, "a line of ids per prompt", std::to_string(s.requests.size()), std::to_string(prompt));

@@ -64,8 +64,8 @@ CheckOutcome caught(const CheckContext& c, const std::string& fault) {
     out.compared++;
     if (r.exit_code() == kPass)
       out.fail(where + ": not caught");
-    else if (!r.first_divergence || *r.first_divergence != e.first)
-      out.fail(fmt::format("{}: caught first at {}, expected {}", where, r.first_divergence.value_or("no place"), e.first));
+    else if (!r.divergence || r.divergence->name != e.first)
+      out.fail(fmt::format("{}: caught first at {}, expected {}", where, r.divergence ? r.divergence->name : "no place", e.first));
     else
       out.notes.push_back(fmt::format("{}: {} at {}", where, name_of(e.level), e.first));
   }
