@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <set>
+#include <unordered_set>
 
 #include "dumps/error.h"
 #include "dumps/safetensors.h"
@@ -16,7 +17,22 @@ using Json = nlohmann::ordered_json;
 Json parse_json(std::string_view text, const std::string& where) {
   constexpr int kMaxDepth = 64;
   constexpr size_t kMaxKeys = 20000;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  // Keys of the objects that are open. Small objects, which a manifest has by the thousand, are searched as a list.
+  constexpr size_t kSmall = 32;
+  struct Keys {
+    std::vector<std::string> list;
+    std::unordered_set<std::string> set;
+    bool add(const std::string& key) {
+      if (list.size() < kSmall) {
+        if (std::find(list.begin(), list.end(), key) != list.end()) return false;
+        list.push_back(key);
+        return true;
+      }
+      if (set.empty()) set.insert(list.begin(), list.end());
+      return set.insert(key).second;
+    }
+  };
+  std::vector<Keys> keys;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
       if (depth >= kMaxDepth) {
@@ -27,10 +43,10 @@ Json parse_json(std::string_view text, const std::string& where) {
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key) {
       const std::string& key = value.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) {
+      if (!keys.back().add(key)) {
         throw Error(ErrorKind::malformed, where, "the key " + in_quotes(key) + " appears twice", "each key once");
       }
-      if (keys.back().size() > kMaxKeys) {
+      if (keys.back().set.size() > kMaxKeys) {
         throw Error(ErrorKind::malformed, where, "an object with too many keys", fmt::format("{} at most", kMaxKeys));
       }
     }

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 // The folder that the seeds in fuzz_corpus/manifest describe.
 const fs::path& folder() {
-  static const fs::path dir = [] {
+  static const fs::path& dir = *new fs::path([] {  // outlives the atexit below
     const fs::path base = fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path();
     const fs::path d = base / ("assay_manifest_fuzz_" + std::to_string(getpid()));
     assay::DumpWriter::Options o;
@@ -46,7 +46,7 @@ const fs::path& folder() {
     w.finish();
     std::atexit([] { fs::remove_all(folder()); });
     return d;
-  }();
+  }());
   return dir;
 }
 

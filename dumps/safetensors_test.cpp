@@ -149,6 +149,22 @@ TEST(Safetensors, SurvivesTruncationAndMutation) {
   EXPECT_GT(refused, 15000u);
 }
 
+// The seeds of the fuzz target, so that they are run without a fuzzer too.
+TEST(Safetensors, FuzzCorpus) {
+  int accepted = 0, refused = 0;
+  for (const auto& e : std::filesystem::directory_iterator(std::string(ASSAY_DUMPS_DIR) + "/fuzz_corpus/safetensors")) {
+    try {
+      Safetensors::open(e.path());
+      ++accepted;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::malformed) << e.path();
+      ++refused;
+    }
+  }
+  EXPECT_GE(accepted, 5);
+  EXPECT_GE(refused, 4);
+}
+
 TEST(Safetensors, FilesThatAreNoFiles) {
   EXPECT_THROW(MappedFile::open("/nonexistent/x.safetensors"), Error);
   try {
