@@ -138,7 +138,7 @@ ASSAY_V int64_t starts_of(int64_t columns, int64_t* start) {
 
 /// Packs row `which` of `count`: vector (v, j) goes to ((start[v] + j) * count + which) * kLanes.
 template <WeightType kType>
-ASSAY_V void pack_row(const std::byte* row, int64_t columns, const int64_t* start, int which, int count, float* out) {
+[[gnu::noinline]] static void pack_row(const std::byte* row, int64_t columns, const int64_t* start, int which, int count, float* out) {
   int64_t k = 0;
   for (int64_t j = 0; k + kFloatLanes <= columns; j++, k += kFloatLanes) {
     ASSAY_UNROLL for (int v = 0; v < kFloatVectors; v++) {
@@ -184,7 +184,7 @@ ASSAY_V TilePart tile_part_of(int tokens) {
 
 /// kR rows for the tokens [first, last) of a block, whose tiles lie packed in x one after another.
 template <WeightType kType, int kR>
-ASSAY_V void rows_by_block(const LinearArgs& a, int64_t n, int64_t first, int64_t last, const int64_t* start, int64_t packed,
+[[gnu::noinline]] static void rows_by_block(const LinearArgs& a, int64_t n, int64_t first, int64_t last, const int64_t* start, int64_t packed,
                            float* w, const float* x, float* levels) {
   constexpr int64_t kTileLevels = (kFoldDepth + 1) * kR * kTokens * kLanes;
   const int64_t columns = a.w.columns, row_size = bytes_of_row(kType, columns);
