@@ -14,12 +14,58 @@ namespace assay {
 
 using Json = nlohmann::ordered_json;
 
-Json parse_json(std::string_view text, const std::string& where) {
-  constexpr int kMaxDepth = 64;
-  constexpr size_t kMaxKeys = 20000;
+namespace {
+
+/// Passes over JSON text before a tree is built of it: nlohmann's builders keep one of two equal keys silently, have no depth
+/// limit, and with a callback take time quadratic in the length of an array.
+class JsonWatch : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  JsonWatch(const std::string& where, size_t max_keys) : where_(where), max_keys_(max_keys) {}
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override {
+    deeper();
+    keys_.emplace_back();
+    return true;
+  }
+  bool key(string_t& key) override {
+    if (!keys_.back().add(key))
+      throw Error(ErrorKind::malformed, where_, "the key " + in_quotes(key) + " appears twice", "each key once");
+    if (keys_.back().set.size() > max_keys_)
+      throw Error(ErrorKind::malformed, where_, "an object with too many keys", fmt::format("{} at most", max_keys_));
+    return true;
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    depth_--;
+    return true;
+  }
+  bool start_array(size_t) override {
+    deeper();
+    return true;
+  }
+  bool end_array() override {
+    depth_--;
+    return true;
+  }
+  bool parse_error(size_t byte, const std::string&, const nlohmann::json::exception& e) override {
+    throw Error(ErrorKind::malformed, fmt::format("{}: byte {}", where_, byte), "is not JSON", "a JSON text",
+                in_quotes(e.what(), 200));
+  }
+
+ private:
+  void deeper() {
+    if (++depth_ > kJsonMaxDepth)
+      throw Error(ErrorKind::malformed, where_, "JSON nested too deeply", fmt::format("{} levels at most", kJsonMaxDepth));
+  }
   // Keys of the objects that are open. Small objects, which a manifest has by the thousand, are searched as a list.
-  constexpr size_t kSmall = 32;
   struct Keys {
+    static constexpr size_t kSmall = 32;
     std::vector<std::string> list;
     std::unordered_set<std::string> set;
     bool add(const std::string& key) {
@@ -32,28 +78,23 @@ Json parse_json(std::string_view text, const std::string& where) {
       return set.insert(key).second;
     }
   };
-  std::vector<Keys> keys;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      if (depth >= kMaxDepth) {
-        throw Error(ErrorKind::malformed, where, "JSON nested too deeply", fmt::format("{} levels at most", kMaxDepth));
-      }
-    }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const std::string& key = value.get_ref<const std::string&>();
-      if (!keys.back().add(key)) {
-        throw Error(ErrorKind::malformed, where, "the key " + in_quotes(key) + " appears twice", "each key once");
-      }
-      if (keys.back().set.size() > kMaxKeys) {
-        throw Error(ErrorKind::malformed, where, "an object with too many keys", fmt::format("{} at most", kMaxKeys));
-      }
-    }
-    return true;
-  };
+  const std::string& where_;
+  size_t max_keys_;
+  int depth_ = 0;
+  std::vector<Keys> keys_;
+};
+
+}  // namespace
+
+void check_json(std::string_view text, const std::string& where, size_t max_keys) {
+  JsonWatch watch(where, max_keys);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &watch);
+}
+
+Json parse_json(std::string_view text, const std::string& where) {
+  check_json(text, where, 20000);
   try {
-    return Json::parse(text.begin(), text.end(), watch);
+    return Json::parse(text.begin(), text.end());
   } catch (const nlohmann::json::exception& e) {
     throw Error(ErrorKind::malformed, where, "is not JSON", {}, std::string(e.what()).substr(0, 200));
   }

@@ -1,6 +1,7 @@
 // Reading JSON that others wrote: bounded depth and size, no duplicate keys, every failure an Error{malformed} with its place.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,6 +9,12 @@
 #include <vector>
 
 namespace assay {
+
+inline constexpr int kJsonMaxDepth = 64;
+
+/// Throws Error{malformed} with the byte unless `text` is JSON of at most kJsonMaxDepth levels without a key that stands twice
+/// in one object, and with at most `max_keys` keys per object. Trees are built only of texts that passed.
+void check_json(std::string_view text, const std::string& where, size_t max_keys = SIZE_MAX);
 
 /// Throws Error{malformed}: not JSON, a key twice in one object, deeper than 64 levels, an object of more than 20000 keys
 /// (ordered_json searches linearly; lists belong into arrays).

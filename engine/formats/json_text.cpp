@@ -3,50 +3,14 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <set>
 #include <vector>
 
 #include "dumps/error.h"
+#include "dumps/json.h"
 #include "dumps/text.h"
 
 namespace assay {
 namespace {
-
-/// nlohmann's DOM builder keeps the last of two equal keys silently and has no depth limit of its own, so both are
-/// checked here.
-class Guard {
- public:
-  explicit Guard(const std::string& name) : name_(name) {}
-  bool operator()(int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kJsonMaxDepth) {
-      throw Error(ErrorKind::malformed, name_, "JSON is nested too deep",
-                  fmt::format("at most {} levels", kJsonMaxDepth), "more");
-    }
-    switch (event) {
-      case Json::parse_event_t::object_start:
-        keys_.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-        keys_.pop_back();
-        break;
-      case Json::parse_event_t::key: {
-        const auto& key = value.get_ref<const std::string&>();
-        if (!keys_.back().insert(key).second) {
-          throw Error(ErrorKind::malformed, name_, "key " + in_quotes(key) + " stands twice in one object", "one value",
-                      "two");
-        }
-        break;
-      }
-      default:
-        break;
-    }
-    return true;
-  }
-
- private:
-  const std::string& name_;
-  std::vector<std::set<std::string>> keys_;
-};
 
 std::string short_text(const Json& v) {
   return in_quotes(v.dump(-1, ' ', true, Json::error_handler_t::replace), 60);
@@ -55,12 +19,9 @@ std::string short_text(const Json& v) {
 }  // namespace
 
 Json parse_json_tree(std::string_view text, const std::string& name) {
-  Guard guard(name);
+  check_json(text, name);
   try {
-    return Json::parse(text.begin(), text.end(), std::ref(guard));
-  } catch (const Json::parse_error& e) {
-    throw Error(ErrorKind::malformed, fmt::format("{}: byte {}", name, e.byte), "is not JSON", "a JSON text",
-                in_quotes(e.what(), 200));
+    return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& e) {  // out_of_range: a number beyond double
     throw Error(ErrorKind::malformed, name, "is not JSON", "a JSON text", in_quotes(e.what(), 200));
   }

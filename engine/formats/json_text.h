@@ -12,8 +12,6 @@ namespace assay {
 // minutes.
 using Json = nlohmann::json;
 
-inline constexpr int kJsonMaxDepth = 64;
-
 /// Parses `text`. Throws Error{malformed} ("NAME: byte N") on bad syntax, bad UTF-8, nesting beyond kJsonMaxDepth or a
 /// key that stands twice in one object.
 Json parse_json_tree(std::string_view text, const std::string& name);
