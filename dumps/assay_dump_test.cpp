@@ -1,5 +1,6 @@
 // What the C header writes is a dump, also after import.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 
 class CHeader : public testing::Test {
  protected:
-  fs::path dir = fs::path(testing::TempDir()) / "assay_c_header";
+  fs::path dir = fs::path(testing::TempDir()) / ("assay_c_header_" + std::to_string(getpid()));
   void SetUp() override {
     fs::remove_all(dir);
     fs::create_directories(dir);

@@ -1,6 +1,7 @@
 #include "dumps/dump.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -16,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 struct Folder {
   fs::path path;
-  explicit Folder(const char* name) : path(fs::path(testing::TempDir()) / (std::string("assay_dump_") + name)) {
+  explicit Folder(const char* name) : path(fs::path(testing::TempDir()) / ("assay_dump_" + std::to_string(getpid()) + name)) {
     fs::remove_all(path);
     fs::create_directories(path);
   }

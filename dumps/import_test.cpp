@@ -1,6 +1,7 @@
 #include "dumps/import.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -19,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 class Import : public testing::Test {
  protected:
-  fs::path dir = fs::path(testing::TempDir()) / "assay_import";
+  fs::path dir = fs::path(testing::TempDir()) / ("assay_import_" + std::to_string(getpid()));
   ImportOptions options;
   void SetUp() override {
     fs::remove_all(dir);

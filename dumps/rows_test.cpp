@@ -2,6 +2,7 @@
 #include "dumps/rows.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -27,7 +28,7 @@ class Rows : public testing::Test {
   const Table pass2 = {{1, 2, 0}, {0, 3, 0}};
   const Table logits0 = {{1, 1, 0}}, logits1 = {{0, 2, 0}};
 
-  fs::path dir = fs::path(testing::TempDir()) / "assay_rows";
+  fs::path dir = fs::path(testing::TempDir()) / ("assay_rows_" + std::to_string(getpid()));
   void TearDown() override { fs::remove_all(dir); }
 
   static void put(DumpWriter& w, const std::string& name, const Table& rows, int64_t order) {

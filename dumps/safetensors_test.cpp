@@ -1,6 +1,7 @@
 #include "dumps/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -173,14 +174,14 @@ TEST(Safetensors, FilesThatAreNoFiles) {
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::malformed);
   }
-  const std::string path = testing::TempDir() + "/empty.safetensors";
+  const std::string path = testing::TempDir() + "/empty_" + std::to_string(getpid()) + ".safetensors";
   std::ofstream(path).close();
   EXPECT_THROW(Safetensors::open(path), Error);
   std::remove(path.c_str());
 }
 
 TEST(Safetensors, OpensAFile) {
-  const std::string path = testing::TempDir() + "/good.safetensors";
+  const std::string path = testing::TempDir() + "/good_" + std::to_string(getpid()) + ".safetensors";
   const std::string bytes = file_of(R"({"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4);
   std::ofstream(path, std::ios::binary) << bytes;
   const Safetensors s = Safetensors::open(path);

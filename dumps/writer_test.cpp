@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 struct Folder {
   fs::path path;
-  explicit Folder(const char* name) : path(fs::path(testing::TempDir()) / (std::string("assay_writer_") + name)) {
+  explicit Folder(const char* name) : path(fs::path(testing::TempDir()) / ("assay_writer_" + std::to_string(getpid()) + name)) {
     fs::remove_all(path);
   }
   ~Folder() { fs::remove_all(path); }
