@@ -1,10 +1,11 @@
-// The only float arithmetic that may be shared: elementary functions, conversions and folds of NUMERICS.md, from IEEE +, *,
+// The only float arithmetic that may be shared: elementary functions, conversions and folds of NUMERICS.md, from IEEE
+// +, *,
 // /, sqrt, fma and integer bits alone. g++, clang and nvcc (host and device) compile this file and get the same bits.
 // Compile with -ffp-contract=off (nvcc: -fmad=false -prec-div=true -prec-sqrt=true -ftz=false); every fma is explicit.
 //
 // Coefficients come from tools/fit_polynomials.py. Measured errors stand beside each function and are held by
-// numerics_test.cpp. A NaN in gives the canonical NaN (0x7fc00000) out where a function says so; elsewhere a NaN is a NaN
-// and its bits mean nothing.
+// numerics_test.cpp. A NaN in gives the canonical NaN (0x7fc00000) out where a function says so; elsewhere a NaN is a
+// NaN and its bits mean nothing.
 //
 // Everything is static and lies in a namespace of its own per instruction set: an inline function compiled with AVX-512
 // must never be the one that the linker keeps for everybody (NUMERICS.md "ISA files").
@@ -105,17 +106,25 @@ ASSAY_NUMERICS_FN float sqrt_f32(float a) {
 }
 
 #define ASSAY_CANONICAL_NAN 0x7fc00000u
-ASSAY_NUMERICS_FN bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }
-ASSAY_NUMERICS_FN bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-ASSAY_NUMERICS_FN float canonical_nan() { return float_of(ASSAY_CANONICAL_NAN); }
+ASSAY_NUMERICS_FN bool is_nan(float x) {
+  return (bits_of(x) & 0x7fffffffu) > 0x7f800000u;
+}
+ASSAY_NUMERICS_FN bool is_finite(float x) {
+  return (bits_of(x) & 0x7f800000u) != 0x7f800000u;
+}
+ASSAY_NUMERICS_FN float canonical_nan() {
+  return float_of(ASSAY_CANONICAL_NAN);
+}
 
-/// Order of floats as integers: ordered_of(a) < ordered_of(b) for a < b; -0 below +0; a positive NaN above +Inf, a negative
-/// one below -Inf. Its own inverse: float_of_ordered.
+/// Order of floats as integers: ordered_of(a) < ordered_of(b) for a < b; -0 below +0; a positive NaN above +Inf, a
+/// negative one below -Inf. Its own inverse: float_of_ordered.
 ASSAY_NUMERICS_FN int32_t ordered_of(float x) {
   int32_t i = (int32_t)bits_of(x);
   return i ^ ((i >> 31) & 0x7fffffff);
 }
-ASSAY_NUMERICS_FN float float_of_ordered(int32_t i) { return float_of((uint32_t)(i ^ ((i >> 31) & 0x7fffffff))); }
+ASSAY_NUMERICS_FN float float_of_ordered(int32_t i) {
+  return float_of((uint32_t)(i ^ ((i >> 31) & 0x7fffffff)));
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums: lanes and folds (NUMERICS.md "Float rule", "Head rule").
@@ -223,7 +232,7 @@ ASSAY_NUMERICS_FN float log_f32(float x) {
   p = fma_f32(p, f, -0.5f);
   float tail = mul_f32(mul_f32(f, f), p);
   if (e == 0) return add_f32(f, tail);
-  float head = mul_f32(ef, 0x1.62e4p-1f);                           // exact: 8 bits times 15
+  float head = mul_f32(ef, 0x1.62e4p-1f);                               // exact: 8 bits times 15
   float sum = add_f32(head, f), lost = sub_f32(f, sub_f32(sum, head));  // |head| > |f|: exact
   return add_f32(sum, add_f32(tail, fma_f32(ef, 0x1.7f7d1cp-20f, lost)));
 }
@@ -238,10 +247,16 @@ ASSAY_NUMERICS_FN float log1p_f32(float y) {
   if (is_nan(l)) return canonical_nan();
   return mul_f32(l, div_f32(y, sub_f32(u, 1.0f)));
 }
-ASSAY_NUMERICS_FN float sigmoid_f32(float x) { return div_f32(1.0f, add_f32(1.0f, exp_f32(-x))); }
+ASSAY_NUMERICS_FN float sigmoid_f32(float x) {
+  return div_f32(1.0f, add_f32(1.0f, exp_f32(-x)));
+}
 /// -Inf gives NaN, as the formula says.
-ASSAY_NUMERICS_FN float silu_f32(float x) { return div_f32(x, add_f32(1.0f, exp_f32(-x))); }
-ASSAY_NUMERICS_FN float softplus_f32(float x) { return x > 20.0f ? x : log1p_f32(exp_f32(x)); }
+ASSAY_NUMERICS_FN float silu_f32(float x) {
+  return div_f32(x, add_f32(1.0f, exp_f32(-x)));
+}
+ASSAY_NUMERICS_FN float softplus_f32(float x) {
+  return x > 20.0f ? x : log1p_f32(exp_f32(x));
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Elementary functions, f64, for tables made on the host. No fma: +, -, * and / only.
@@ -271,8 +286,8 @@ ASSAY_NUMERICS_FN double exp2_f64(double x) {
 }
 
 /// Base-2 logarithm. NaN or x < 0: NaN. 0: -Inf. +Inf: +Inf. Exact for powers of two. Within 0.9 ulp.
-/// x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); s = f / (2 + f); log(1+f) = f - (f^2/2 - s (f^2/2 + R(s^2))), its leading
-/// part with 32 low bits cleared so that the product with the leading part of 1/ln2 is exact.
+/// x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); s = f / (2 + f); log(1+f) = f - (f^2/2 - s (f^2/2 + R(s^2))), its
+/// leading part with 32 low bits cleared so that the product with the leading part of 1/ln2 is exact.
 ASSAY_NUMERICS_FN double log2_f64(double x) {
   uint64_t u = bits_of(x);
   if (x != x || (x < 0.0)) return double_of(0x7ff8000000000000u);
@@ -305,8 +320,8 @@ ASSAY_NUMERICS_FN double log2_f64(double x) {
 }
 
 /// The remainder of x by pi/2 in two parts, and the low two bits of the quotient. |x| <= 2^23.
-/// pi/2 is cut into 30 + 30 + 30 + 53 bits: the quotient has 23 bits, so the first three products are exact; every sum keeps
-/// what it loses.
+/// pi/2 is cut into 30 + 30 + 30 + 53 bits: the quotient has 23 bits, so the first three products are exact; every sum
+/// keeps what it loses.
 struct ReducedAngle {
   double high, low;
   int quadrant;
@@ -358,5 +373,5 @@ ASSAY_NUMERICS_FN double cos_f64(double x) {
   return ((r.quadrant + 1) & 2) ? -y : y;
 }
 
-}  // inline namespace
+}  // namespace ASSAY_NUMERICS_NAMESPACE
 }  // namespace assay

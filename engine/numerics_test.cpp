@@ -1,6 +1,6 @@
-// numerics.h against the C library in a wider format: errors in units of the last place, special values, conversions against
-// independent definitions, and the double functions behind the rope table. A strided sweep by default; ASSAY_ALL_FLOATS=1
-// visits all 2^32 inputs (minutes).
+// numerics.h against the C library in a wider format: errors in units of the last place, special values, conversions
+// against independent definitions, and the double functions behind the rope table. A strided sweep by default;
+// ASSAY_ALL_FLOATS=1 visits all 2^32 inputs (minutes).
 #include "engine/numerics.h"
 
 #include <gtest/gtest.h>
@@ -24,14 +24,17 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// A prime, so that every pattern of low bits occurs.
-uint64_t stride() { return std::getenv("ASSAY_ALL_FLOATS") ? 1 : 10007; }
+uint64_t stride() {
+  return std::getenv("ASSAY_ALL_FLOATS") ? 1 : 10007;
+}
 
 template <class F>
 void for_floats(F&& f) {
   for (uint64_t i = 0; i <= 0xffffffffu; i += stride()) f(float_of(uint32_t(i)));
 }
 
-/// |got - want| in units of the last place of an f32 at `want`; an overflow counts as half a unit if `want` rounds to Inf.
+/// |got - want| in units of the last place of an f32 at `want`; an overflow counts as half a unit if `want` rounds to
+/// Inf.
 double ulps32(float got, long double want) {
   if (std::isnan(want)) return std::isnan(got) ? 0 : INFINITY;
   if (std::isinf(want)) return (long double)got == want ? 0 : INFINITY;
@@ -74,8 +77,8 @@ TEST(Numerics, ExpAndLogStayWithinNineTenthsOfAnUlp) {
   EXPECT_LE(l.ulps, 0.9);
 }
 
-// By the formulas of NUMERICS.md these are not within an ulp; what they lose is held here. sigmoid and silu lose everything
-// where exp(-x) overflows, x < -88.72: the results there are below 2^-120.
+// By the formulas of NUMERICS.md these are not within an ulp; what they lose is held here. sigmoid and silu lose
+// everything where exp(-x) overflows, x < -88.72: the results there are below 2^-120.
 TEST(Numerics, ComposedFunctionsStayWithinThreeUlp) {
   Worst log1p, sigmoid, silu, softplus;
   for_floats([&](float x) {
@@ -90,7 +93,8 @@ TEST(Numerics, ComposedFunctionsStayWithinThreeUlp) {
     sigmoid.take(ulps32(sigmoid_f32(x), 1 / (1 + std::exp(-(long double)x))), x);
     silu.take(ulps32(silu_f32(x), x / (1 + std::exp(-(long double)x))), x);
   });
-  std::cout << "[   ulp    ] log1p " << log1p << "; sigmoid " << sigmoid << "; silu " << silu << "; softplus " << softplus << "\n";
+  std::cout << "[   ulp    ] log1p " << log1p << "; sigmoid " << sigmoid << "; silu " << silu << "; softplus "
+            << softplus << "\n";
   EXPECT_LE(log1p.ulps, 3);
   EXPECT_LE(sigmoid.ulps, 3);
   EXPECT_LE(silu.ulps, 3);
@@ -111,9 +115,9 @@ TEST(Numerics, SpecialValues) {
   EXPECT_EQ(exp_f32(-0.0f), 1.0f);
   EXPECT_EQ(exp_f32(1e-45f), 1.0f);
   EXPECT_TRUE(std::isfinite(exp_f32(88.72283f)));
-  EXPECT_EQ(exp_f32(88.72284f), kInf);            // the next f32
-  EXPECT_EQ(exp_f32(-103.9719f), 0x1p-149f);      // above half of the smallest denormal
-  EXPECT_EQ(bits_of(exp_f32(-103.9722f)), 0u);    // below
+  EXPECT_EQ(exp_f32(88.72284f), kInf);          // the next f32
+  EXPECT_EQ(exp_f32(-103.9719f), 0x1p-149f);    // above half of the smallest denormal
+  EXPECT_EQ(bits_of(exp_f32(-103.9722f)), 0u);  // below
   EXPECT_EQ(bits_of(exp_f32(-1e30f)), 0u);
   EXPECT_EQ(log_f32(0.0f), -kInf);
   EXPECT_EQ(log_f32(-0.0f), -kInf);
@@ -127,7 +131,7 @@ TEST(Numerics, SpecialValues) {
   EXPECT_EQ(sigmoid_f32(-kInf), 0.0f);
   EXPECT_EQ(sigmoid_f32(kInf), 1.0f);
   EXPECT_EQ(silu_f32(kInf), kInf);
-  EXPECT_TRUE(std::isnan(silu_f32(-kInf)));       // -Inf / Inf, as the formula says
+  EXPECT_TRUE(std::isnan(silu_f32(-kInf)));  // -Inf / Inf, as the formula says
   EXPECT_EQ(softplus_f32(-kInf), 0.0f);
   EXPECT_EQ(softplus_f32(kInf), kInf);
   EXPECT_EQ(softplus_f32(20.000002f), 20.000002f);
@@ -191,7 +195,7 @@ TEST(Numerics, HalfConversions) {
   }
   EXPECT_EQ(f16_of_f32(65519.996f), 0x7bff);
   EXPECT_EQ(f16_of_f32(65520.0f), 0x7c00);
-  EXPECT_EQ(f16_of_f32(0x1p-25f), 0);                // ties to even
+  EXPECT_EQ(f16_of_f32(0x1p-25f), 0);  // ties to even
   EXPECT_EQ(f16_of_f32(0x1.000002p-25f), 1);
   EXPECT_EQ(bf16_of_f32(3.4028235e38f), 0x7f80);
 }
@@ -224,8 +228,8 @@ TEST(Numerics, FmaRoundsOnce) {
   EXPECT_EQ(fma_f32(half, tiny, 0.0f), 0.0f);
   volatile float e = 0x1.8p0f, f = 0x1p-126f, g = 0x1p-149f;
   EXPECT_EQ(fma_f32(e, f, g), 0x1.800002p-126f);
-  // (1 + 2^-12)(1 - 2^-12 + 2^-24) = 1 + 2^-36. Times 2^-24, plus 1: a tie in f32 that 2^-60 decides, which a sum rounded
-  // to double first would have lost.
+  // (1 + 2^-12)(1 - 2^-12 + 2^-24) = 1 + 2^-36. Times 2^-24, plus 1: a tie in f32 that 2^-60 decides, which a sum
+  // rounded to double first would have lost.
   volatile float p = 0x1.001p-24f, q = 0x1.ffe002p-1f, one = 1.0f;
   EXPECT_EQ(fma_f32(p, q, one), 0x1.000002p0f);
 }
@@ -243,16 +247,16 @@ TEST(Numerics, DoubleFunctionsStayWithinTwoUlp) {
     const double y = i % 2 ? std::exp2(x) : 0.5 + unit(rng) * 1.5;
     l.take(ulps64(log2_f64(y), std::log2((long double)y)), y);
     double angle = unit(rng) * (i % 4 == 0 ? 8 : i % 4 == 1 ? 4096 : 0x1p20);
-    if (i % 4 == 3) angle = std::rint(unit(rng) * 0x1p23);                                // a position times 1
-    if (i % 8 == 2) angle = std::nearbyint(angle) * 1.57079632679489661923;               // next to a zero of sin or cos
+    if (i % 4 == 3) angle = std::rint(unit(rng) * 0x1p23);                   // a position times 1
+    if (i % 8 == 2) angle = std::nearbyint(angle) * 1.57079632679489661923;  // next to a zero of sin or cos
     if (angle > 0x1p23) continue;
     s.take(ulps64(sin_f64(angle), std::sin((long double)angle)), angle);
     c.take(ulps64(cos_f64(-angle), std::cos((long double)angle)), angle);
     sin32 = std::max(sin32, ulps32(float(sin_f64(angle)), std::sin((long double)angle)));
     cos32 = std::max(cos32, ulps32(float(cos_f64(angle)), std::cos((long double)angle)));
   }
-  std::cout << "[   ulp    ] exp2 " << e << "; log2 " << l << "; sin " << s << "; cos " << c << "; rounded to f32: sin " << sin32
-            << ", cos " << cos32 << "\n";
+  std::cout << "[   ulp    ] exp2 " << e << "; log2 " << l << "; sin " << s << "; cos " << c << "; rounded to f32: sin "
+            << sin32 << ", cos " << cos32 << "\n";
   EXPECT_LE(e.ulps, 2);
   EXPECT_LE(l.ulps, 2);
   EXPECT_LE(s.ulps, 2);

@@ -52,9 +52,9 @@ struct ThreadPool::Shared {
   std::atomic<uint64_t> generation{0};
   std::atomic<int> running{0};  // workers that have not finished the current job
   std::atomic<bool> stop{false};
-  bool spin = true;             // not where threads outnumber CPUs
+  bool spin = true;  // not where threads outnumber CPUs
 
-  std::mutex mutex;             // for sleeping only, and for `error`
+  std::mutex mutex;  // for sleeping only, and for `error`
   std::condition_variable wake, done;
   std::exception_ptr error;
   std::vector<std::thread> workers;

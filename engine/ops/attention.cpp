@@ -5,9 +5,9 @@
 //   sum   = sum of p by the float rule               lane = position mod 256
 //   mix   = sum of p * v by the float rule, column by column, the same lanes
 //   y     = mix / sum
-// Query head h reads kv head h / (heads / kv_heads). A NaN score makes the whole row NaN: as the maximum it meets every p; as
-// a negative NaN, which orders below all, it still meets the sum.
-// Bound: stated and held in attention_test.cpp against float64.
+// Query head h reads kv head h / (heads / kv_heads). A NaN score makes the whole row NaN: as the maximum it meets every
+// p; as a negative NaN, which orders below all, it still meets the sum. Bound: stated and held in attention_test.cpp
+// against float64.
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"
@@ -63,12 +63,14 @@ template <KvType kType>
 ASSAY_V vf cached_vector(const std::byte* base, int64_t i, int64_t n) {
   if constexpr (kType == KvType::f32) return v_load_n(reinterpret_cast<const float*>(base + 4 * i), n);
   if constexpr (kType == KvType::f16) return n >= kLanes ? v_load_f16(base + 2 * i) : v_load_f16_first(base + 2 * i, n);
-  if constexpr (kType == KvType::bf16) return n >= kLanes ? v_load_bf16(base + 2 * i) : v_load_bf16_first(base + 2 * i, n);
+  if constexpr (kType == KvType::bf16)
+    return n >= kLanes ? v_load_bf16(base + 2 * i) : v_load_bf16_first(base + 2 * i, n);
 }
 
 /// scores[j] = (q . k_j) * scale for j < positions, up to 7 entries more (copies of the last); returns their maximum.
 template <KvType kType>
-ASSAY_V int32_t scores_of(const float* q, const std::byte* k, int64_t positions, int64_t dim, float scale, float* scores) {
+ASSAY_V int32_t scores_of(const float* q, const std::byte* k, int64_t positions, int64_t dim, float scale,
+                          float* scores) {
   __m256i max = _mm256_set1_epi32(ordered_of(float_of(0xff800000u)));
   for (int64_t j = 0; j < positions; j += 8) {
     __m256 eight[8];
@@ -163,9 +165,12 @@ static void attention_of(const AttentionArgs& a, int64_t begin, int64_t end, flo
 
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch) {
   switch (a.cache.type) {
-    case KvType::f32: return attention_of<KvType::f32>(a, begin, end, scratch);
-    case KvType::f16: return attention_of<KvType::f16>(a, begin, end, scratch);
-    case KvType::bf16: return attention_of<KvType::bf16>(a, begin, end, scratch);
+    case KvType::f32:
+      return attention_of<KvType::f32>(a, begin, end, scratch);
+    case KvType::f16:
+      return attention_of<KvType::f16>(a, begin, end, scratch);
+    case KvType::bf16:
+      return attention_of<KvType::bf16>(a, begin, end, scratch);
   }
 }
 

@@ -1,4 +1,5 @@
-// y[t] = row ids[t] of the table, widened: exact for f32, f16 and bf16, rounded once for quantised types (op.h, weight_at).
+// y[t] = row ids[t] of the table, widened: exact for f32, f16 and bf16, rounded once for quantised types (op.h,
+// weight_at).
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"
@@ -31,13 +32,20 @@ static void embed_of(const EmbedArgs& a, int64_t begin, int64_t end) {
 
 void embed(const EmbedArgs& a, int64_t begin, int64_t end) {
   switch (a.table.type) {
-    case WeightType::f32: return embed_of<WeightType::f32>(a, begin, end);
-    case WeightType::f16: return embed_of<WeightType::f16>(a, begin, end);
-    case WeightType::bf16: return embed_of<WeightType::bf16>(a, begin, end);
-    case WeightType::q8_0: return embed_of<WeightType::q8_0>(a, begin, end);
-    case WeightType::q4_0: return embed_of<WeightType::q4_0>(a, begin, end);
-    case WeightType::q4_1: return embed_of<WeightType::q4_1>(a, begin, end);
-    case WeightType::q6_k: return embed_of<WeightType::q6_k>(a, begin, end);
+    case WeightType::f32:
+      return embed_of<WeightType::f32>(a, begin, end);
+    case WeightType::f16:
+      return embed_of<WeightType::f16>(a, begin, end);
+    case WeightType::bf16:
+      return embed_of<WeightType::bf16>(a, begin, end);
+    case WeightType::q8_0:
+      return embed_of<WeightType::q8_0>(a, begin, end);
+    case WeightType::q4_0:
+      return embed_of<WeightType::q4_0>(a, begin, end);
+    case WeightType::q4_1:
+      return embed_of<WeightType::q4_1>(a, begin, end);
+    case WeightType::q6_k:
+      return embed_of<WeightType::q6_k>(a, begin, end);
   }
 }
 

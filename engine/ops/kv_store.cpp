@@ -1,5 +1,5 @@
-// Rounds k and v rows (nearest even) into the cache at their places. A NaN is stored as the canonical one, in f32 too. A
-// finite value that does not fit f16 is stored as Inf and reported.
+// Rounds k and v rows (nearest even) into the cache at their places. A NaN is stored as the canonical one, in f32 too.
+// A finite value that does not fit f16 is stored as Inf and reported.
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"

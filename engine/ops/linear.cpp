@@ -1,6 +1,6 @@
-// y[t][n] = sum over k of w[n][k] * x[t][k] by the float rule, then bias[n] in one add. Quantised rows are widened first.
-// Float rule: accumulator k mod 256, acc = fma(w, x, acc), increasing k, start +0; fold 128 .. 1; add +0.
-// Bound against exact sums: 2^-24 * (ceil(K/256) + 9) * sum |w x| + e, e = 2^-149 per rounding, + 2^-24 |y| with a bias.
+// y[t][n] = sum over k of w[n][k] * x[t][k] by the float rule, then bias[n] in one add. Quantised rows are widened
+// first. Float rule: accumulator k mod 256, acc = fma(w, x, acc), increasing k, start +0; fold 128 .. 1; add +0. Bound
+// against exact sums: 2^-24 * (ceil(K/256) + 9) * sum |w x| + e, e = 2^-149 per rounding, + 2^-24 |y| with a bias.
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"
@@ -31,15 +31,18 @@ ASSAY_V void write_output(const LinearArgs& a, int64_t t, int64_t n, float y) {
   a.y[t * a.w.rows + n] = a.bias ? add_f32(y, a.bias[n]) : y;
 }
 
-constexpr int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
+constexpr int log2_of(int n) {
+  return n == 1 ? 0 : 1 + log2_of(n / 2);
+}
 ASSAY_V int reversed_bits(int i, int count) {
   int r = 0;
   for (int b = 0; b < count; b++) r |= (i >> b & 1) << (count - 1 - b);
   return r;
 }
 
-// The fold by halves as a binary counter: when parts 0 .. 2^d - 1 of the lanes are visited in bit-reversed order, part i is
-// added to what lies on as many levels as i has low ones. Level d ends as the sum of all. The lower part is the left operand.
+// The fold by halves as a binary counter: when parts 0 .. 2^d - 1 of the lanes are visited in bit-reversed order, part
+// i is added to what lies on as many levels as i has low ones. Level d ends as the sum of all. The lower part is the
+// left operand.
 template <int kVectors>
 ASSAY_V void push_part(int i, vf* acc, vf (*levels)[kVectors]) {
   int level = 0;
@@ -49,8 +52,8 @@ ASSAY_V void push_part(int i, vf* acc, vf (*levels)[kVectors]) {
   ASSAY_UNROLL for (int c = 0; c < kVectors; c++) levels[level][c] = acc[c];
 }
 
-// ---- few tokens: memory decides. kR rows at a time, the 256 lanes in 8 parts of 32 (a quantisation group), so that a part's
-// accumulators fit the registers; the rows that follow are fetched meanwhile.
+// ---- few tokens: memory decides. kR rows at a time, the 256 lanes in 8 parts of 32 (a quantisation group), so that a
+// part's accumulators fit the registers; the rows that follow are fetched meanwhile.
 
 constexpr int kPart = 32, kPartVectors = kPart / kLanes, kParts = kFloatLanes / kPart, kPartDepth = log2_of(kParts);
 
@@ -105,9 +108,9 @@ ASSAY_V void few_tokens(const LinearArgs& a, int64_t begin, int64_t end) {
 }
 
 // ---- many tokens: tiles of kRows rows x up to kTokens tokens, their accumulators in registers.
-// Rows and tokens are packed so that the inner loop reads straight on: for each vector v of the 256 lanes, all k that fall
-// into it (k = 256 j + v kLanes + lane), then the next v in bit-reversed order. One vector's columns of a block of tokens and
-// of kRows rows stay in the first cache while the tiles of the block are visited.
+// Rows and tokens are packed so that the inner loop reads straight on: for each vector v of the 256 lanes, all k that
+// fall into it (k = 256 j + v kLanes + lane), then the next v in bit-reversed order. One vector's columns of a block of
+// tokens and of kRows rows stay in the first cache while the tiles of the block are visited.
 
 #if defined(ASSAY_ISA_avx512)
 constexpr int kRows = 4, kTokens = 6;
@@ -115,17 +118,17 @@ constexpr int kRows = 4, kTokens = 6;
 constexpr int kRows = 4, kTokens = 3;
 #endif
 constexpr int kFoldDepth = log2_of(kFloatVectors);
-constexpr int64_t kBlockTiles = 16;         // tiles of tokens in a block, at most
-constexpr int64_t kBlockFloats = 1 << 16;   // floats of packed tokens in a block, about
+constexpr int64_t kBlockTiles = 16;        // tiles of tokens in a block, at most
+constexpr int64_t kBlockFloats = 1 << 16;  // floats of packed tokens in a block, about
 
 /// How many j there are for vector v.
 ASSAY_V int64_t steps_of(int v, int64_t columns) {
   const int64_t rest = columns - (int64_t)v * kLanes;
   return rest <= 0 ? 0 : (rest + kFloatLanes - 1) / kFloatLanes;
 }
-/// start[v]: the packed place of vector v's first step, in vectors, in visiting order; returns the size of a packed row.
-/// Every vector gets an odd number of places: at an even, often large power-of-two distance, the stores of a packed row would
-/// all fall into a few sets of the cache.
+/// start[v]: the packed place of vector v's first step, in vectors, in visiting order; returns the size of a packed
+/// row. Every vector gets an odd number of places: at an even, often large power-of-two distance, the stores of a
+/// packed row would all fall into a few sets of the cache.
 ASSAY_V int64_t starts_of(int64_t columns, int64_t* start) {
   int64_t at = 0;
   for (int i = 0; i < kFloatVectors; i++) {
@@ -138,7 +141,8 @@ ASSAY_V int64_t starts_of(int64_t columns, int64_t* start) {
 
 /// Packs row `which` of `count`: vector (v, j) goes to ((start[v] + j) * count + which) * kLanes.
 template <WeightType kType>
-[[gnu::noinline]] static void pack_row(const std::byte* row, int64_t columns, const int64_t* start, int which, int count, float* out) {
+[[gnu::noinline]] static void pack_row(const std::byte* row, int64_t columns, const int64_t* start, int which,
+                                       int count, float* out) {
   int64_t k = 0;
   for (int64_t j = 0; k + kFloatLanes <= columns; j++, k += kFloatLanes) {
     ASSAY_UNROLL for (int v = 0; v < kFloatVectors; v++) {
@@ -171,21 +175,28 @@ using TilePart = void (*)(int, int64_t, const float*, const float*, float*);
 template <int kR>
 ASSAY_V TilePart tile_part_of(int tokens) {
   switch (tokens) {
-    case 1: return tile_part<kR, 1>;
-    case 2: return tile_part<kR, 2>;
+    case 1:
+      return tile_part<kR, 1>;
+    case 2:
+      return tile_part<kR, 2>;
 #if defined(ASSAY_ISA_avx512)
-    case 3: return tile_part<kR, 3>;
-    case 4: return tile_part<kR, 4>;
-    case 5: return tile_part<kR, 5>;
+    case 3:
+      return tile_part<kR, 3>;
+    case 4:
+      return tile_part<kR, 4>;
+    case 5:
+      return tile_part<kR, 5>;
 #endif
-    default: return tile_part<kR, kTokens>;
+    default:
+      return tile_part<kR, kTokens>;
   }
 }
 
 /// kR rows for the tokens [first, last) of a block, whose tiles lie packed in x one after another.
 template <WeightType kType, int kR>
-[[gnu::noinline]] static void rows_by_block(const LinearArgs& a, int64_t n, int64_t first, int64_t last, const int64_t* start, int64_t packed,
-                           float* w, const float* x, float* levels) {
+[[gnu::noinline]] static void rows_by_block(const LinearArgs& a, int64_t n, int64_t first, int64_t last,
+                                            const int64_t* start, int64_t packed, float* w, const float* x,
+                                            float* levels) {
   constexpr int64_t kTileLevels = (kFoldDepth + 1) * kR * kTokens * kLanes;
   const int64_t columns = a.w.columns, row_size = bytes_of_row(kType, columns);
   for (int r = 0; r < kR; r++) pack_row<kType>(a.w.data + (n + r) * row_size, columns, start, r, kR, w);
@@ -195,7 +206,8 @@ template <WeightType kType, int kR>
     for (int64_t t = first; t < last; t += kTokens) {
       const int count = (int)(last - t < kTokens ? last - t : kTokens);
       tile_part_of<kR>(count)(i, steps, w + start[v] * kR * kLanes,
-                              x + (t - first) * packed + start[v] * count * kLanes, levels + (t - first) / kTokens * kTileLevels);
+                              x + (t - first) * packed + start[v] * count * kLanes,
+                              levels + (t - first) / kTokens * kTileLevels);
     }
   }
   for (int64_t t = first; t < last; t++) {
@@ -224,8 +236,8 @@ ASSAY_V void many_tokens(const LinearArgs& a, int64_t begin, int64_t end) {
     for (int64_t t = first; t < last; t++) {
       const int64_t base = t - (t - first) % kTokens;  // of its tile
       const int count = (int)(last - base < kTokens ? last - base : kTokens);
-      pack_row<WeightType::f32>(reinterpret_cast<const std::byte*>(a.x + t * columns), columns, start, (int)(t - base), count,
-                                x + (base - first) * packed);
+      pack_row<WeightType::f32>(reinterpret_cast<const std::byte*>(a.x + t * columns), columns, start, (int)(t - base),
+                                count, x + (base - first) * packed);
     }
     int64_t n = begin;
     for (; n + kRows <= end; n += kRows) rows_by_block<kType, kRows>(a, n, first, last, start, packed, w, x, levels);
@@ -236,21 +248,32 @@ ASSAY_V void many_tokens(const LinearArgs& a, int64_t begin, int64_t end) {
 template <WeightType kType>
 static void linear_of(const LinearArgs& a, int64_t begin, int64_t end) {
   constexpr int kR = 8 / kPartVectors;  // 8 accumulators: 2 rows of AVX2, 4 of AVX-512
-  if (a.tokens == 1) few_tokens<kType, kR, 1>(a, begin, end);
-  else if (a.tokens == 2) few_tokens<kType, kR / 2, 2>(a, begin, end);
-  else if (a.tokens == 3) few_tokens<kType, kR / 2, 3>(a, begin, end);
-  else many_tokens<kType>(a, begin, end);
+  if (a.tokens == 1)
+    few_tokens<kType, kR, 1>(a, begin, end);
+  else if (a.tokens == 2)
+    few_tokens<kType, kR / 2, 2>(a, begin, end);
+  else if (a.tokens == 3)
+    few_tokens<kType, kR / 2, 3>(a, begin, end);
+  else
+    many_tokens<kType>(a, begin, end);
 }
 
 void linear(const LinearArgs& a, int64_t begin, int64_t end) {
   switch (a.w.type) {
-    case WeightType::f32: return linear_of<WeightType::f32>(a, begin, end);
-    case WeightType::f16: return linear_of<WeightType::f16>(a, begin, end);
-    case WeightType::bf16: return linear_of<WeightType::bf16>(a, begin, end);
-    case WeightType::q8_0: return linear_of<WeightType::q8_0>(a, begin, end);
-    case WeightType::q4_0: return linear_of<WeightType::q4_0>(a, begin, end);
-    case WeightType::q4_1: return linear_of<WeightType::q4_1>(a, begin, end);
-    case WeightType::q6_k: return linear_of<WeightType::q6_k>(a, begin, end);
+    case WeightType::f32:
+      return linear_of<WeightType::f32>(a, begin, end);
+    case WeightType::f16:
+      return linear_of<WeightType::f16>(a, begin, end);
+    case WeightType::bf16:
+      return linear_of<WeightType::bf16>(a, begin, end);
+    case WeightType::q8_0:
+      return linear_of<WeightType::q8_0>(a, begin, end);
+    case WeightType::q4_0:
+      return linear_of<WeightType::q4_0>(a, begin, end);
+    case WeightType::q4_1:
+      return linear_of<WeightType::q4_1>(a, begin, end);
+    case WeightType::q6_k:
+      return linear_of<WeightType::q6_k>(a, begin, end);
   }
 }
 

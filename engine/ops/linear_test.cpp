@@ -1,4 +1,5 @@
-// linear and embed against sums written from NUMERICS.md, on every instruction set, byte by byte; the bound against float64.
+// linear and embed against sums written from NUMERICS.md, on every instruction set, byte by byte; the bound against
+// float64.
 #include <algorithm>
 
 #include "engine/formats/quant.h"
@@ -19,8 +20,8 @@ double half_value(uint16_t h) {
   return sign * (exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24));
 }
 
-/// Random codes with scales around 2^-6; `special`: denormal, zero, negative and non-finite scales too (a loader refuses the
-/// last; kernels must still agree on them).
+/// Random codes with scales around 2^-6; `special`: denormal, zero, negative and non-finite scales too (a loader
+/// refuses the last; kernels must still agree on them).
 std::vector<std::byte> random_weights(Rng& rng, WeightType type, int64_t rows, int64_t columns, bool special) {
   std::vector<std::byte> bytes(size_t(rows) * row_bytes(type, columns));
   for (auto& b : bytes) b = std::byte(uniform(rng, 0, 255));
@@ -37,7 +38,8 @@ std::vector<std::byte> random_weights(Rng& rng, WeightType type, int64_t rows, i
       std::memcpy(&u, &x[i], 4);
       if (type == WeightType::f32) std::memcpy(&bytes[4 * i], &u, 4);
       if (type == WeightType::bf16) put16(2 * i, uint16_t(u >> 16));
-      if (type == WeightType::f16) put16(2 * i, special && uniform(rng, 0, 50) == 0 ? uint16_t(uniform(rng, 0, 65535)) : scale());
+      if (type == WeightType::f16)
+        put16(2 * i, special && uniform(rng, 0, 50) == 0 ? uint16_t(uniform(rng, 0, 65535)) : scale());
     }
     return bytes;
   }
@@ -61,15 +63,18 @@ float widened(WeightType type, const std::byte* row, int64_t k) {
       std::memcpy(&v, row + 4 * k, 4);
       return v;
     }
-    case WeightType::f16: return float(f16(size_t(2 * k)));
+    case WeightType::f16:
+      return float(f16(size_t(2 * k)));
     case WeightType::bf16: {
       const uint32_t u = uint32_t(u8(size_t(2 * k)) | u8(size_t(2 * k + 1)) << 8) << 16;
       float v;
       std::memcpy(&v, &u, 4);
       return v;
     }
-    case WeightType::q8_0: return float(f16(34 * b) * i8(34 * b + 2 + i));
-    case WeightType::q4_0: return float(f16(18 * b) * ((i < 16 ? u8(18 * b + 2 + i) & 15 : u8(18 * b + 2 + i - 16) >> 4) - 8));
+    case WeightType::q8_0:
+      return float(f16(34 * b) * i8(34 * b + 2 + i));
+    case WeightType::q4_0:
+      return float(f16(18 * b) * ((i < 16 ? u8(18 * b + 2 + i) & 15 : u8(18 * b + 2 + i - 16) >> 4) - 8));
     case WeightType::q4_1:
       return float(f16(20 * b) * (i < 16 ? u8(20 * b + 4 + i) & 15 : u8(20 * b + 4 + i - 16) >> 4) + f16(20 * b + 2));
     case WeightType::q6_k: {  // ggml's own order of loops, over one block
@@ -145,8 +150,9 @@ TEST(Linear, EveryTypeShapeAndCutHasTheBytesOfTheRule) {
 
 TEST(Linear, LongRowsAndManyTokensHaveTheBytesOfTheRule) {
   Rng rng = seeded(2);
-  for (const Case& c : {Case{WeightType::bf16, 9, 4096, 70, true, false}, Case{WeightType::f32, 6, 5000, 33, false, false},
-                        Case{WeightType::q4_1, 5, 8192, 29, false, false}, Case{WeightType::f16, 3, 20000, 1, true, false}}) {
+  for (const Case& c :
+       {Case{WeightType::bf16, 9, 4096, 70, true, false}, Case{WeightType::f32, 6, 5000, 33, false, false},
+        Case{WeightType::q4_1, 5, 8192, 29, false, false}, Case{WeightType::f16, 3, 20000, 1, true, false}}) {
     Reference r(rng, c);
     for (Isa isa : isas()) EXPECT_TRUE(same_bytes(r.run(rng, isa), r.y)) << text(c, isa);
   }
@@ -198,7 +204,8 @@ TEST(Linear, AnotherOrderForSomeBatchSizesIsSeen) {
   auto wrong = r.y;
   for (int64_t t = 0; t < c.tokens && c.tokens % 4 == 0; t++) {
     for (int64_t n = 0; n < c.rows; n++) {
-      wrong[size_t(t * c.rows + n)] = rule_sum(&r.wide[size_t(n * c.columns)], &r.x[size_t(t * c.columns)], c.columns, 128);
+      wrong[size_t(t * c.rows + n)] =
+          rule_sum(&r.wide[size_t(n * c.columns)], &r.x[size_t(t * c.columns)], c.columns, 128);
     }
   }
   for (Isa isa : isas()) {
@@ -249,7 +256,8 @@ TEST(Embed, EveryTypeWidensExactly) {
         std::vector<float> want;
         for (int t = 0; t < 12; t++) {
           ids.push_back(int32_t(uniform(rng, 0, rows - 1)));
-          for (int64_t i = 0; i < k; i++) want.push_back(widened(type, bytes.data() + size_t(ids.back()) * row_bytes(type, k), i));
+          for (int64_t i = 0; i < k; i++)
+            want.push_back(widened(type, bytes.data() + size_t(ids.back()) * row_bytes(type, k), i));
         }
         for (Isa isa : isas()) {
           std::vector<float> y(want.size(), -123.0f);

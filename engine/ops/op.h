@@ -1,6 +1,6 @@
-// What every op file includes. Op files are compiled once per instruction set into namespace ASSAY_ISA and must leave no
-// symbol that another object could share (NUMERICS.md "ISA files"): everything here is static, and std templates, members
-// defined in other headers included, are not used in them (ci/check_isa_symbols holds this).
+// What every op file includes. Op files are compiled once per instruction set into namespace ASSAY_ISA and must leave
+// no symbol that another object could share (NUMERICS.md "ISA files"): everything here is static, and std templates,
+// members defined in other headers included, are not used in them (ci/check_isa_symbols holds this).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,8 +39,12 @@ ASSAY_NUMERICS_FN float load_f32(const std::byte* p) {
   memcpy(&v, p, 4);
   return v;
 }
-ASSAY_NUMERICS_FN int load_u8(const std::byte* p) { return (int)*reinterpret_cast<const unsigned char*>(p); }
-ASSAY_NUMERICS_FN int load_i8(const std::byte* p) { return (int)*reinterpret_cast<const signed char*>(p); }
+ASSAY_NUMERICS_FN int load_u8(const std::byte* p) {
+  return (int)*reinterpret_cast<const unsigned char*>(p);
+}
+ASSAY_NUMERICS_FN int load_i8(const std::byte* p) {
+  return (int)*reinterpret_cast<const signed char*>(p);
+}
 
 ASSAY_NUMERICS_FN float load_cached(KvType type, const std::byte* base, int64_t i) {
   if (type == KvType::f32) return load_f32(base + 4 * i);
@@ -48,14 +52,18 @@ ASSAY_NUMERICS_FN float load_cached(KvType type, const std::byte* base, int64_t 
   return type == KvType::f16 ? f32_of_f16(bits) : f32_of_bf16(bits);
 }
 
-/// Element k of a weight row, widened: the exact sw*w + mw rounded once to f32. Every product with a scale below is exact
-/// (11 bits of f16, 7 of an int8, 5 of a code, at most 23), so only Q4_1 rounds, in its fma. Layouts: formats/quant.h.
+/// Element k of a weight row, widened: the exact sw*w + mw rounded once to f32. Every product with a scale below is
+/// exact (11 bits of f16, 7 of an int8, 5 of a code, at most 23), so only Q4_1 rounds, in its fma. Layouts:
+/// formats/quant.h.
 ASSAY_NUMERICS_FN float weight_at(WeightType type, const std::byte* row, int64_t k) {
   const int i = (int)(k % kQuantGroup);
   switch (type) {
-    case WeightType::f32: return load_f32(row + 4 * k);
-    case WeightType::f16: return f32_of_f16(load_u16(row + 2 * k));
-    case WeightType::bf16: return f32_of_bf16(load_u16(row + 2 * k));
+    case WeightType::f32:
+      return load_f32(row + 4 * k);
+    case WeightType::f16:
+      return f32_of_f16(load_u16(row + 2 * k));
+    case WeightType::bf16:
+      return f32_of_bf16(load_u16(row + 2 * k));
     case WeightType::q8_0: {
       const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
       return mul_f32(f32_of_f16(load_u16(b)), (float)load_i8(b + offsetof(BlockQ8_0, codes) + i));

@@ -36,7 +36,8 @@ TEST(Norm, RowsAndHeadsHaveTheBytesOfTheirRules) {
       const auto want = norm_rule(x, w, eps, 256), want_heads = norm_rule(xh, w, eps, 32);
       for (Isa isa : isas()) {
         std::vector<float> y(x.size()), yh(xh.size());
-        const NormArgs a{x.data(), w.data(), y.data(), n, 0, 0, eps}, b{xh.data(), w.data(), yh.data(), heads * n, heads, n, eps};
+        const NormArgs a{x.data(), w.data(), y.data(), n, 0, 0, eps},
+            b{xh.data(), w.data(), yh.data(), heads * n, heads, n, eps};
         in_random_cuts(rng, rows, [&](int64_t begin, int64_t end) { kernels(isa).rms_norm(a, begin, end); });
         in_random_cuts(rng, rows, [&](int64_t begin, int64_t end) { kernels(isa).head_norm(b, begin, end); });
         EXPECT_TRUE(same_bytes(y, want)) << name_of(isa) << " " << n;
@@ -62,8 +63,8 @@ TEST(Norm, AnotherOrderOfSumsIsSeen) {
   }
 }
 
-// |y - y64| <= 2^-24 |y| * ((ceil(K/lanes) + log2(lanes) + 3) / 2 + 4): the sum of squares has no cancellation and enters r by
-// its square root; four more roundings follow.
+// |y - y64| <= 2^-24 |y| * ((ceil(K/lanes) + log2(lanes) + 3) / 2 + 4): the sum of squares has no cancellation and
+// enters r by its square root; four more roundings follow.
 TEST(Norm, StaysWithinItsBoundAgainstFloat64) {
   Rng rng = seeded(13);
   Share share;
@@ -89,9 +90,11 @@ TEST(Norm, StaysWithinItsBoundAgainstFloat64) {
 
 TEST(Rope, PairsTurnAndTheRestPasses) {
   Rng rng = seeded(14);
-  struct Shape { int64_t head_dim, rotary; };
+  struct Shape {
+    int64_t head_dim, rotary;
+  };
   for (const Shape& shape : {Shape{16, 16}, Shape{32, 32}, Shape{40, 20}, Shape{64, 64}, Shape{96, 24}, Shape{128, 128},
-                                  Shape{256, 64}, Shape{64, 0}, Shape{6, 2}, Shape{70, 34}}) {
+                             Shape{256, 64}, Shape{64, 0}, Shape{6, 2}, Shape{70, 34}}) {
     const int64_t head_dim = shape.head_dim, rotary = shape.rotary;
     RopeConfig config;
     config.rotary = rotary;
@@ -139,7 +142,8 @@ TEST(KvStore, RoundsOnceAndReportsTheFirstOverflow) {
       std::vector<RowPlace> places;
       for (int64_t i = 0; i < rows; i++) places.push_back({int32_t(i % slots), i / slots + 2});
       const size_t elements = size_t(slots * kv_heads * context * dim), bytes = elements * size_of(type);
-      std::vector<std::byte> want[2] = {std::vector<std::byte>(bytes, std::byte(0xaa)), std::vector<std::byte>(bytes, std::byte(0xaa))};
+      std::vector<std::byte> want[2] = {std::vector<std::byte>(bytes, std::byte(0xaa)),
+                                        std::vector<std::byte>(bytes, std::byte(0xaa))};
       int64_t overflow = INT64_MAX;
       for (int which = 0; which < 2; which++) {
         for (int64_t i = 0; i < rows * columns; i++) {
@@ -161,12 +165,16 @@ TEST(KvStore, RoundsOnceAndReportsTheFirstOverflow) {
             uint16_t b = 0x7e00;
             if (!std::isnan(x)) {
               const double m = std::fabs(double(x));
-              auto value = [](int c) { return c < 1024 ? c * 0x1p-24 : std::ldexp(1024 + c % 1024, c / 1024 - 25); };  // 0x7c00: 2^16
+              auto value = [](int c) {
+                return c < 1024 ? c * 0x1p-24 : std::ldexp(1024 + c % 1024, c / 1024 - 25);
+              };  // 0x7c00: 2^16
               int low = 0, high = 0x7c00;
               while (low < high) {
                 const int middle = (low + high + 1) / 2;
-                if (value(middle) <= m) low = middle;
-                else high = middle - 1;
+                if (value(middle) <= m)
+                  low = middle;
+                else
+                  high = middle - 1;
               }
               if (low < 0x7c00) {
                 const double below = m - value(low), above = value(low + 1) - m;
@@ -180,9 +188,12 @@ TEST(KvStore, RoundsOnceAndReportsTheFirstOverflow) {
         }
       }
       for (Isa isa : isas()) {
-        std::vector<std::byte> got[2] = {std::vector<std::byte>(bytes, std::byte(0xaa)), std::vector<std::byte>(bytes, std::byte(0xaa))};
+        std::vector<std::byte> got[2] = {std::vector<std::byte>(bytes, std::byte(0xaa)),
+                                         std::vector<std::byte>(bytes, std::byte(0xaa))};
         int64_t found = INT64_MAX;
-        const KvStoreArgs a{k.data(), v.data(), places.data(), {type, slots, kv_heads, context, dim, got[0].data(), got[1].data()}, rows, &found};
+        const KvStoreArgs a{k.data(),      v.data(),
+                            places.data(), {type, slots, kv_heads, context, dim, got[0].data(), got[1].data()},
+                            rows,          &found};
         in_random_cuts(rng, rows, [&](int64_t b, int64_t e) { kernels(isa).kv_store(a, b, e); });
         EXPECT_EQ(got[0], want[0]) << name_of(isa) << " " << name_of(type) << " " << dim;
         EXPECT_EQ(got[1], want[1]) << name_of(isa) << " " << name_of(type) << " " << dim;
@@ -198,7 +209,8 @@ TEST(Pointwise, SiluMulAndAdd) {
     const int64_t rows = 3;
     auto a = inputs(rng, rows * n, Inputs::special);
     const auto b = inputs(rng, rows * n, Inputs::special);
-    for (size_t i = 0; i < a.size(); i += 5) a[i] = float(uniform(rng, -120, 120)) + gaussian(rng);  // all of exp's range
+    for (size_t i = 0; i < a.size(); i += 5)
+      a[i] = float(uniform(rng, -120, 120)) + gaussian(rng);  // all of exp's range
     std::vector<float> mul, sum;
     for (size_t i = 0; i < a.size(); i++) {
       const float silu = a[i] / (1.0f + exp_f32(-a[i]));

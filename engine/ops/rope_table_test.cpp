@@ -84,7 +84,8 @@ TEST(RopeTable, SectionsOfTextChooseNothing) {
 TEST(RopeTable, RefusesWhatHasNoTable) {
   EXPECT_THROW(make_rope_table(config_of(10000, 31), 4), Error);
   EXPECT_THROW(make_rope_table(config_of(10000, -2), 4), Error);
-  for (double theta : {0.0, -1.0, 0.5, double(NAN), double(INFINITY)}) EXPECT_THROW(make_rope_table(config_of(theta, 32), 4), Error);
+  for (double theta : {0.0, -1.0, 0.5, double(NAN), double(INFINITY)})
+    EXPECT_THROW(make_rope_table(config_of(theta, 32), 4), Error);
   EXPECT_THROW(make_rope_table(config_of(10000, 2), (int64_t(1) << 23) + 1), Error);
   RopeConfig c = config_of(10000, 32);
   c.llama3 = true;

@@ -24,47 +24,124 @@ static void run(Simd what, const float* a, const float* b, const float* c, float
     const std::byte* bytes = reinterpret_cast<const std::byte*>(a);
     vf r = v_zero();
     switch (what) {
-      case Simd::load_store: r = x; break;
-      case Simd::load_first: r = v_load_first(a + i, count); break;
-      case Simd::store_first: v_store_first(out + i, x, count); continue;
-      case Simd::add: r = v_add(x, y); break;
-      case Simd::sub: r = v_sub(x, y); break;
-      case Simd::mul: r = v_mul(x, y); break;
-      case Simd::div: r = v_div(x, y); break;
-      case Simd::fma: r = v_fma(x, y, z); break;
-      case Simd::max: r = v_max(x, y); break;
-      case Simd::min: r = v_min(x, y); break;
-      case Simd::nan_from: r = v_nan_from(x, y); break;
-      case Simd::negate: r = v_negate(x); break;
-      case Simd::exp: r = v_exp(x); break;
-      case Simd::silu: r = v_silu(x); break;
-      case Simd::to_int: r = vi_float_bits(v_to_int(x)); break;
-      case Simd::to_float: r = vi_to_float(u); break;
-      case Simd::int_add: r = vi_float_bits(vi_add(u, w)); break;
-      case Simd::int_sub: r = vi_float_bits(vi_sub(u, w)); break;
-      case Simd::int_and: r = vi_float_bits(vi_and(u, w)); break;
-      case Simd::int_or: r = vi_float_bits(vi_or(u, w)); break;
-      case Simd::int_xor: r = vi_float_bits(vi_xor(u, w)); break;
-      case Simd::int_max: r = vi_float_bits(vi_max(u, w)); break;
-      case Simd::shl_23: r = vi_float_bits(vi_shl<23>(u)); break;
-      case Simd::srl_16: r = vi_float_bits(vi_srl<16>(u)); break;
-      case Simd::sra_31: r = vi_float_bits(vi_sra<31>(u)); break;
-      case Simd::abs_bits: r = vi_float_bits(vi_abs_bits(x)); break;
-      case Simd::any_negative: r = v_set(vi_any_negative(u) ? 1.0f : 0.0f); break;
-      case Simd::fold: r = v_set(v_fold(x)); break;
-      case Simd::load_u8: r = vi_to_float(vi_load_u8(bytes + i)); break;
-      case Simd::load_i8: r = vi_to_float(vi_load_i8(bytes + i)); break;
-      case Simd::load_u16: r = vi_to_float(vi_load_u16(bytes + 2 * i)); break;
-      case Simd::store_u16: vi_store_u16(reinterpret_cast<std::byte*>(out) + 2 * i, u); continue;
-      case Simd::load_f16: r = v_load_f16(bytes + 2 * i); break;
-      case Simd::load_bf16: r = v_load_bf16(bytes + 2 * i); break;
-      case Simd::load_f16_first: r = v_load_f16_first(bytes + 2 * i, count); break;
-      case Simd::load_bf16_first: r = v_load_bf16_first(bytes + 2 * i, count); break;
-      case Simd::to_f16: r = vi_float_bits(v_to_f16(x)); break;
-      case Simd::to_bf16: r = vi_float_bits(v_to_bf16(x)); break;
+      case Simd::load_store:
+        r = x;
+        break;
+      case Simd::load_first:
+        r = v_load_first(a + i, count);
+        break;
+      case Simd::store_first:
+        v_store_first(out + i, x, count);
+        continue;
+      case Simd::add:
+        r = v_add(x, y);
+        break;
+      case Simd::sub:
+        r = v_sub(x, y);
+        break;
+      case Simd::mul:
+        r = v_mul(x, y);
+        break;
+      case Simd::div:
+        r = v_div(x, y);
+        break;
+      case Simd::fma:
+        r = v_fma(x, y, z);
+        break;
+      case Simd::max:
+        r = v_max(x, y);
+        break;
+      case Simd::min:
+        r = v_min(x, y);
+        break;
+      case Simd::nan_from:
+        r = v_nan_from(x, y);
+        break;
+      case Simd::negate:
+        r = v_negate(x);
+        break;
+      case Simd::exp:
+        r = v_exp(x);
+        break;
+      case Simd::silu:
+        r = v_silu(x);
+        break;
+      case Simd::to_int:
+        r = vi_float_bits(v_to_int(x));
+        break;
+      case Simd::to_float:
+        r = vi_to_float(u);
+        break;
+      case Simd::int_add:
+        r = vi_float_bits(vi_add(u, w));
+        break;
+      case Simd::int_sub:
+        r = vi_float_bits(vi_sub(u, w));
+        break;
+      case Simd::int_and:
+        r = vi_float_bits(vi_and(u, w));
+        break;
+      case Simd::int_or:
+        r = vi_float_bits(vi_or(u, w));
+        break;
+      case Simd::int_xor:
+        r = vi_float_bits(vi_xor(u, w));
+        break;
+      case Simd::int_max:
+        r = vi_float_bits(vi_max(u, w));
+        break;
+      case Simd::shl_23:
+        r = vi_float_bits(vi_shl<23>(u));
+        break;
+      case Simd::srl_16:
+        r = vi_float_bits(vi_srl<16>(u));
+        break;
+      case Simd::sra_31:
+        r = vi_float_bits(vi_sra<31>(u));
+        break;
+      case Simd::abs_bits:
+        r = vi_float_bits(vi_abs_bits(x));
+        break;
+      case Simd::any_negative:
+        r = v_set(vi_any_negative(u) ? 1.0f : 0.0f);
+        break;
+      case Simd::fold:
+        r = v_set(v_fold(x));
+        break;
+      case Simd::load_u8:
+        r = vi_to_float(vi_load_u8(bytes + i));
+        break;
+      case Simd::load_i8:
+        r = vi_to_float(vi_load_i8(bytes + i));
+        break;
+      case Simd::load_u16:
+        r = vi_to_float(vi_load_u16(bytes + 2 * i));
+        break;
+      case Simd::store_u16:
+        vi_store_u16(reinterpret_cast<std::byte*>(out) + 2 * i, u);
+        continue;
+      case Simd::load_f16:
+        r = v_load_f16(bytes + 2 * i);
+        break;
+      case Simd::load_bf16:
+        r = v_load_bf16(bytes + 2 * i);
+        break;
+      case Simd::load_f16_first:
+        r = v_load_f16_first(bytes + 2 * i, count);
+        break;
+      case Simd::load_bf16_first:
+        r = v_load_bf16_first(bytes + 2 * i, count);
+        break;
+      case Simd::to_f16:
+        r = vi_float_bits(v_to_f16(x));
+        break;
+      case Simd::to_bf16:
+        r = vi_float_bits(v_to_bf16(x));
+        break;
       case Simd::fold_8x8:
       case Simd::max_of_8:
-      case Simd::count: break;
+      case Simd::count:
+        break;
     }
     v_store(out + i, r);
   }

@@ -1,5 +1,5 @@
-// Every function of simd.h against scalar code, byte by byte, on every vector instruction set of this CPU; and the float
-// arithmetic of numerics.h, as those sets compile it, over a sweep of all floats.
+// Every function of simd.h against scalar code, byte by byte, on every vector instruction set of this CPU; and the
+// float arithmetic of numerics.h, as those sets compile it, over a sweep of all floats.
 #include <algorithm>
 #include <functional>
 
@@ -20,7 +20,9 @@ const SimdProbe* simd_probe(Isa isa) {
   return isa == Isa::avx2 ? &avx2::kProbe : isa == Isa::avx512 ? &avx512::kProbe : nullptr;
 }
 #else
-const SimdProbe* simd_probe(Isa) { return nullptr; }
+const SimdProbe* simd_probe(Isa) {
+  return nullptr;
+}
 #endif
 
 namespace {
@@ -37,42 +39,77 @@ std::vector<float> any_bits(Rng& rng) {
 
 /// The scalar meaning of a function that works element by element; null for the others.
 std::function<float(float, float, float)> meaning(Simd what) {
-  auto ints = [](auto f) { return [f](float a, float b, float) { return float_of(uint32_t(f(bits_of(a), bits_of(b)))); }; };
+  auto ints = [](auto f) {
+    return [f](float a, float b, float) { return float_of(uint32_t(f(bits_of(a), bits_of(b)))); };
+  };
   switch (what) {
-    case Simd::load_store: return [](float a, float, float) { return a; };
-    case Simd::add: return [](float a, float b, float) { return a + b; };
-    case Simd::sub: return [](float a, float b, float) { return a - b; };
-    case Simd::mul: return [](float a, float b, float) { return a * b; };
-    case Simd::div: return [](float a, float b, float) { return a / b; };
-    case Simd::fma: return [](float a, float b, float c) { return std::fma(a, b, c); };
-    case Simd::max: return [](float a, float b, float) { return a > b ? a : b; };
-    case Simd::min: return [](float a, float b, float) { return a < b ? a : b; };
-    case Simd::nan_from: return [](float a, float b, float) { return std::isnan(a) ? float_of(0x7fc00000) : b; };
-    case Simd::negate: return ints([](uint32_t a, uint32_t) { return a ^ 0x80000000u; });
-    case Simd::exp: return [](float a, float, float) { return exp_f32(a); };
-    case Simd::silu: return [](float a, float, float) { return silu_f32(a); };
-    case Simd::to_float: return [](float a, float, float) { return float(int32_t(bits_of(a))); };
-    case Simd::int_add: return ints([](uint32_t a, uint32_t b) { return a + b; });
-    case Simd::int_sub: return ints([](uint32_t a, uint32_t b) { return a - b; });
-    case Simd::int_and: return ints([](uint32_t a, uint32_t b) { return a & b; });
-    case Simd::int_or: return ints([](uint32_t a, uint32_t b) { return a | b; });
-    case Simd::int_xor: return ints([](uint32_t a, uint32_t b) { return a ^ b; });
-    case Simd::int_max: return ints([](uint32_t a, uint32_t b) { return int32_t(a) > int32_t(b) ? a : b; });
-    case Simd::shl_23: return ints([](uint32_t a, uint32_t) { return a << 23; });
-    case Simd::srl_16: return ints([](uint32_t a, uint32_t) { return a >> 16; });
-    case Simd::sra_31: return ints([](uint32_t a, uint32_t) { return a >> 31 ? 0xffffffffu : 0u; });
-    case Simd::abs_bits: return ints([](uint32_t a, uint32_t) { return a & 0x7fffffffu; });
-    case Simd::to_f16: return [](float a, float, float) { return float_of(f16_of_f32(a)); };
-    case Simd::to_bf16: return [](float a, float, float) { return float_of(bf16_of_f32(a)); };
-    default: return nullptr;
+    case Simd::load_store:
+      return [](float a, float, float) { return a; };
+    case Simd::add:
+      return [](float a, float b, float) { return a + b; };
+    case Simd::sub:
+      return [](float a, float b, float) { return a - b; };
+    case Simd::mul:
+      return [](float a, float b, float) { return a * b; };
+    case Simd::div:
+      return [](float a, float b, float) { return a / b; };
+    case Simd::fma:
+      return [](float a, float b, float c) { return std::fma(a, b, c); };
+    case Simd::max:
+      return [](float a, float b, float) { return a > b ? a : b; };
+    case Simd::min:
+      return [](float a, float b, float) { return a < b ? a : b; };
+    case Simd::nan_from:
+      return [](float a, float b, float) { return std::isnan(a) ? float_of(0x7fc00000) : b; };
+    case Simd::negate:
+      return ints([](uint32_t a, uint32_t) { return a ^ 0x80000000u; });
+    case Simd::exp:
+      return [](float a, float, float) { return exp_f32(a); };
+    case Simd::silu:
+      return [](float a, float, float) { return silu_f32(a); };
+    case Simd::to_float:
+      return [](float a, float, float) { return float(int32_t(bits_of(a))); };
+    case Simd::int_add:
+      return ints([](uint32_t a, uint32_t b) { return a + b; });
+    case Simd::int_sub:
+      return ints([](uint32_t a, uint32_t b) { return a - b; });
+    case Simd::int_and:
+      return ints([](uint32_t a, uint32_t b) { return a & b; });
+    case Simd::int_or:
+      return ints([](uint32_t a, uint32_t b) { return a | b; });
+    case Simd::int_xor:
+      return ints([](uint32_t a, uint32_t b) { return a ^ b; });
+    case Simd::int_max:
+      return ints([](uint32_t a, uint32_t b) { return int32_t(a) > int32_t(b) ? a : b; });
+    case Simd::shl_23:
+      return ints([](uint32_t a, uint32_t) { return a << 23; });
+    case Simd::srl_16:
+      return ints([](uint32_t a, uint32_t) { return a >> 16; });
+    case Simd::sra_31:
+      return ints([](uint32_t a, uint32_t) { return a >> 31 ? 0xffffffffu : 0u; });
+    case Simd::abs_bits:
+      return ints([](uint32_t a, uint32_t) { return a & 0x7fffffffu; });
+    case Simd::to_f16:
+      return [](float a, float, float) { return float_of(f16_of_f32(a)); };
+    case Simd::to_bf16:
+      return [](float a, float, float) { return float_of(bf16_of_f32(a)); };
+    default:
+      return nullptr;
   }
 }
 
 /// Bytes, with no exception for NaN: of integer results and of functions that promise the canonical one.
 bool bits_decide(Simd what) {
   switch (what) {
-    case Simd::add: case Simd::sub: case Simd::mul: case Simd::div: case Simd::fma: case Simd::silu: return false;
-    default: return true;
+    case Simd::add:
+    case Simd::sub:
+    case Simd::mul:
+    case Simd::div:
+    case Simd::fma:
+    case Simd::silu:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -105,8 +142,8 @@ TEST(Simd, ElementwiseFunctionsEqualScalarCode) {
         for (size_t i = 0; i < kN; i++) {
           const float want = f(a[i], b[i], c[i]);
           if (!bits_decide(Simd(w)) && std::isnan(want) && std::isnan(out[i])) continue;
-          ASSERT_EQ(bits_of(out[i]), bits_of(want)) << name_of(isa) << " function " << w << " of " << std::hexfloat << a[i]
-                                                    << " " << b[i] << " " << c[i];
+          ASSERT_EQ(bits_of(out[i]), bits_of(want))
+              << name_of(isa) << " function " << w << " of " << std::hexfloat << a[i] << " " << b[i] << " " << c[i];
         }
       }
     }
@@ -125,7 +162,8 @@ TEST(Simd, ExpAndNarrowingEqualNumericsOverASweepOfAllFloats) {
       for (uint64_t i = 0; i <= 0xffffffffu;) {
         for (auto& x : a) x = float_of(uint32_t(std::min<uint64_t>(i, 0xffffffffu))), i += stride;
         probe->run(what, a.data(), a.data(), a.data(), out.data(), kN, 0);
-        for (size_t k = 0; k < kN; k++) ASSERT_EQ(bits_of(out[k]), bits_of(f(a[k], 0, 0))) << name_of(isa) << " " << a[k];
+        for (size_t k = 0; k < kN; k++)
+          ASSERT_EQ(bits_of(out[k]), bits_of(f(a[k], 0, 0))) << name_of(isa) << " " << a[k];
       }
     }
   }
@@ -170,7 +208,8 @@ TEST(Simd, FoldsAreByHalvesAndMaximaAreOfIntegers) {
       }
       return v[0];
     };
-    for (int64_t i = 0; i < kN; i++) ASSERT_EQ(out[size_t(i)], fold(i / probe->lanes * probe->lanes, probe->lanes)) << name_of(isa);
+    for (int64_t i = 0; i < kN; i++)
+      ASSERT_EQ(out[size_t(i)], fold(i / probe->lanes * probe->lanes, probe->lanes)) << name_of(isa);
     for (int64_t i = 0; i < kN / 8; i++) {
       ASSERT_EQ(eight[size_t(i)], fold(i * 8, 8)) << name_of(isa);
       int32_t m = INT32_MIN;
@@ -192,9 +231,12 @@ TEST(Simd, IntegersOfEveryWidth) {
     const Isa isa = set.isa;
     const SimdProbe* probe = set.probe;
     std::vector<float> a(0x10000 / 2), out(0x10000), small(kN);
-    for (uint32_t i = 0; i < a.size(); i++) a[i] = float_of((2 * i) | (2 * i + 1) << 16);  // all 16-bit patterns in order
+    for (uint32_t i = 0; i < a.size(); i++)
+      a[i] = float_of((2 * i) | (2 * i + 1) << 16);  // all 16-bit patterns in order
     std::vector<float> unused(0x10000);
-    auto run = [&](Simd what, int64_t n) { probe->run(what, a.data(), unused.data(), unused.data(), out.data(), n, 0); };
+    auto run = [&](Simd what, int64_t n) {
+      probe->run(what, a.data(), unused.data(), unused.data(), out.data(), n, 0);
+    };
     // run reads a[i] as floats too: only as many as there are.
     const int64_t n = int64_t(a.size());
     run(Simd::load_u16, n);
@@ -213,7 +255,8 @@ TEST(Simd, IntegersOfEveryWidth) {
     run(Simd::load_u8, n);
     for (int64_t i = 0; i < n; i++) ASSERT_EQ(out[size_t(i)], float(bytes[i])) << name_of(isa);
     run(Simd::load_i8, n);
-    for (int64_t i = 0; i < n; i++) ASSERT_EQ(out[size_t(i)], float(static_cast<signed char>(bytes[i]))) << name_of(isa);
+    for (int64_t i = 0; i < n; i++)
+      ASSERT_EQ(out[size_t(i)], float(static_cast<signed char>(bytes[i]))) << name_of(isa);
     run(Simd::store_u16, n);
     const auto* halves = reinterpret_cast<const uint16_t*>(out.data());
     for (int64_t i = 0; i < n; i++) ASSERT_EQ(halves[i], uint16_t(bits_of(a[size_t(i)]))) << name_of(isa);

@@ -26,7 +26,8 @@ inline std::vector<Isa> isas() {
     if (isa_supported(isa)) run.push_back(isa);
   }
   static bool said = false;
-  if (!said) std::cout << "[   isas   ] ran:" << ran << "; not run here:" << (missing.empty() ? " none" : missing) << "\n";
+  if (!said)
+    std::cout << "[   isas   ] ran:" << ran << "; not run here:" << (missing.empty() ? " none" : missing) << "\n";
   said = true;
   return run;
 }
@@ -46,14 +47,27 @@ std::string joined(const Parts&... parts) {
 }
 
 using Rng = std::mt19937_64;
-inline float gaussian(Rng& rng) { return std::normal_distribution<float>(0, 1)(rng); }
-inline int64_t uniform(Rng& rng, int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng); }
+inline float gaussian(Rng& rng) {
+  return std::normal_distribution<float>(0, 1)(rng);
+}
+inline int64_t uniform(Rng& rng, int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(rng);
+}
 
 enum class Inputs { plain, wide, special };  // special: a few NaN, Inf, -0, denormals among wide ones
 inline std::vector<float> inputs(Rng& rng, int64_t n, Inputs kind = Inputs::plain) {
-  constexpr float kSpecial[] = {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
-                                std::numeric_limits<float>::infinity(),  -std::numeric_limits<float>::infinity(),
-                                0.0f, -0.0f, 0x1p-149f, -0x1.8p-140f, 0x1p-126f, 3.4028235e38f, 65519.996f, 65520.0f};
+  constexpr float kSpecial[] = {std::numeric_limits<float>::quiet_NaN(),
+                                -std::numeric_limits<float>::quiet_NaN(),
+                                std::numeric_limits<float>::infinity(),
+                                -std::numeric_limits<float>::infinity(),
+                                0.0f,
+                                -0.0f,
+                                0x1p-149f,
+                                -0x1.8p-140f,
+                                0x1p-126f,
+                                3.4028235e38f,
+                                65519.996f,
+                                65520.0f};
   std::vector<float> out(size_t(n), 0.0f);
   for (float& x : out) {
     x = gaussian(rng);
@@ -73,7 +87,8 @@ inline int64_t first_difference(const float* a, const float* b, int64_t n) {
   return -1;
 }
 inline testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
-  if (got.size() != want.size()) return testing::AssertionFailure() << got.size() << " elements, wanted " << want.size();
+  if (got.size() != want.size())
+    return testing::AssertionFailure() << got.size() << " elements, wanted " << want.size();
   const int64_t i = first_difference(got.data(), want.data(), int64_t(got.size()));
   if (i < 0) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "element " << i << ": got " << std::hexfloat << got[size_t(i)] << ", wanted "

@@ -24,9 +24,12 @@ extern const Kernels kKernels;
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::scalar: return "scalar";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -67,54 +70,77 @@ const Kernels& kernels(Isa isa) {
 
 std::string_view name_of(WeightType t) {
   switch (t) {
-    case WeightType::f32: return "F32";
-    case WeightType::f16: return "F16";
-    case WeightType::bf16: return "BF16";
-    case WeightType::q8_0: return "Q8_0";
-    case WeightType::q4_0: return "Q4_0";
-    case WeightType::q4_1: return "Q4_1";
-    case WeightType::q6_k: return "Q6_K";
+    case WeightType::f32:
+      return "F32";
+    case WeightType::f16:
+      return "F16";
+    case WeightType::bf16:
+      return "BF16";
+    case WeightType::q8_0:
+      return "Q8_0";
+    case WeightType::q4_0:
+      return "Q4_0";
+    case WeightType::q4_1:
+      return "Q4_1";
+    case WeightType::q6_k:
+      return "Q6_K";
   }
   return "unknown";
 }
 
-bool is_quantised(WeightType t) { return block_elements(t) > 1; }
+bool is_quantised(WeightType t) {
+  return block_elements(t) > 1;
+}
 
 int64_t block_elements(WeightType t) {
   switch (t) {
     case WeightType::f32:
     case WeightType::f16:
-    case WeightType::bf16: return 1;
+    case WeightType::bf16:
+      return 1;
     case WeightType::q8_0:
     case WeightType::q4_0:
-    case WeightType::q4_1: return 32;
-    case WeightType::q6_k: return 256;
+    case WeightType::q4_1:
+      return 32;
+    case WeightType::q6_k:
+      return 256;
   }
   return 1;
 }
 
 size_t block_bytes(WeightType t) {
   switch (t) {
-    case WeightType::f32: return 4;
+    case WeightType::f32:
+      return 4;
     case WeightType::f16:
-    case WeightType::bf16: return 2;
-    case WeightType::q8_0: return 34;
-    case WeightType::q4_0: return 18;
-    case WeightType::q4_1: return 20;
-    case WeightType::q6_k: return 210;
+    case WeightType::bf16:
+      return 2;
+    case WeightType::q8_0:
+      return 34;
+    case WeightType::q4_0:
+      return 18;
+    case WeightType::q4_1:
+      return 20;
+    case WeightType::q6_k:
+      return 210;
   }
   return 0;
 }
 
 std::string_view name_of(KvType t) {
   switch (t) {
-    case KvType::f32: return "f32";
-    case KvType::f16: return "f16";
-    case KvType::bf16: return "bf16";
+    case KvType::f32:
+      return "f32";
+    case KvType::f16:
+      return "f16";
+    case KvType::bf16:
+      return "bf16";
   }
   return "unknown";
 }
 
-size_t size_of(KvType t) { return t == KvType::f32 ? 4 : 2; }
+size_t size_of(KvType t) {
+  return t == KvType::f32 ? 4 : 2;
+}
 
 }  // namespace assay

@@ -33,10 +33,12 @@ float* thread_scratch(int64_t floats) {
   return s.data.get();
 }
 
-/// One score per position and the 256 lanes of a block of value columns, each rounded up to whole vectors, and the query row.
+/// One score per position and the 256 lanes of a block of value columns, each rounded up to whole vectors, and the
+/// query row.
 int64_t attention_scratch_floats(int64_t positions, int64_t head_dim) {
   constexpr int64_t kLanes = 256, kColumns = 64, kVector = 64;
-  return (positions + kVector - 1) / kVector * kVector + kLanes * kColumns + (head_dim + kVector - 1) / kVector * kVector;
+  return (positions + kVector - 1) / kVector * kVector + kLanes * kColumns +
+         (head_dim + kVector - 1) / kVector * kVector;
 }
 
 }  // namespace assay
