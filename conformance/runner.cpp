@@ -31,11 +31,18 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
   if (spec.out.empty()) {
     run.generated = generate(*engine, spec.requests, generate_options, nullptr, &run.trace);
   } else {
-    DumpWriter writer({spec.out, spec.mode, spec.replace});
+    DumpWriter::Options writer_options;
+    writer_options.dir = spec.out;
+    writer_options.mode = spec.mode;
+    writer_options.replace = spec.replace;
+    writer_options.partial = !spec.capture.phases.empty() || !spec.capture.layers.empty();
+    writer_options.sync = spec.sync;
+    for (const std::string& p : spec.capture.phases) writer_options.filter += (writer_options.filter.empty() ? "" : ",") + p;
+    DumpWriter writer(writer_options);
     Capture capture(writer, *engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
     run.generated = generate(*engine, spec.requests, generate_options, &capture, &run.trace);
-    describe(writer.manifest(), *engine, spec.requests, spec.generate, Activations::f32);
+    describe(writer.manifest(), *engine, spec.requests, run.generated, spec.generate, Activations::f32);
     nlohmann::ordered_json trace = nlohmann::ordered_json::object();
     for (const auto& [variant, nodes] : run.trace.variants()) trace[variant] = nodes;
     writer.manifest()["trace"] = {{"physical_passes", run.trace.passes}, {"nodes_by_variant", trace}};

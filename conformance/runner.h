@@ -20,6 +20,7 @@ struct DumpSpec {
   CaptureMode mode = CaptureMode::full;
   std::filesystem::path out;
   bool replace = false;
+  bool sync = true;                 // off for dumps of a check, which a power cut may take
   std::string plant;                // a planted fault's name (faults/faults.h), or ""
 };
 

@@ -151,7 +151,7 @@ void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const
 }
 
 void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,
-              const GenerateOptions& generate, Activations activations) {
+              const std::vector<Generated>& generated, const GenerateOptions& generate, Activations activations) {
   const Config& c = engine.model().config;
   const Provenance& p = engine.model().provenance;
   utsname host{};
@@ -180,7 +180,7 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
   nlohmann::ordered_json prompts = nlohmann::ordered_json::array();
   for (size_t i = 0; i < requests.size(); i++)
     prompts.push_back({{"name", "prompt" + std::to_string(i)}, {"length", requests[i].ids.size()}, {"ids", requests[i].ids},
-                       {"decode", requests[i].decode}, {"forced", requests[i].forced.size()}});
+                       {"decode", requests[i].decode}, {"forced", requests[i].forced.size()}, {"fed_ids", generated[i].fed}});
   manifest["prompts"] = prompts;
 }
 

@@ -104,6 +104,7 @@ class Driver {
       if (!wants_decode(t)) continue;
       const std::vector<int32_t>& forced = t.request->forced;
       batch.ids.push_back(size_t(t.step) < forced.size() ? forced[t.step] : out_[t.prompt].greedy.back());
+      out_[t.prompt].fed.push_back(batch.ids.back());
       batch.segments.push_back({t.slot, int64_t(t.request->ids.size()) + t.step, 1, t.prompt, t.step});
       batch.logit_rows.push_back(int64_t(part.size()));
       part.push_back(&t);
@@ -140,8 +141,7 @@ class Driver {
   /// how rows are cut into passes, so the fault appears again where it was.
   NonFinite locate(const Timeline& t) {
     std::vector<int32_t> ids = t.request->ids;
-    for (int64_t s = 0; s < t.step; s++)
-      ids.push_back(size_t(s) < t.request->forced.size() ? t.request->forced[s] : out_[t.prompt].greedy[s]);
+    ids.insert(ids.end(), out_[t.prompt].fed.begin(), out_[t.prompt].fed.end());
     engine_.truncate(t.slot, 0);
     FiniteWatch watch(out_.size());
     const int64_t prompt_rows = int64_t(t.request->ids.size());

@@ -97,6 +97,7 @@ struct NonFinite {
 
 struct Generated {
   std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
+  std::vector<int32_t> fed;             // what each decode pass consumed: greedy or forced ids
   std::vector<float> last_logits;       // [vocab], of the last pass
   std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
 };

@@ -12,6 +12,7 @@ CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model
   CheckOutcome out;
   base.mode = CaptureMode::hash;
   base.out = c.work / "base";
+  base.replace = true;
   const DumpRun base_run = run_dump(model, base);
   const Dump base_dump = Dump::open(base.out);
   CompareOptions options;
@@ -21,7 +22,6 @@ CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model
     DumpSpec spec = base;
     v.apply(spec);
     spec.out = c.work / "variant";
-    spec.replace = true;
     const DumpRun run = run_dump(model, spec);
     out.add(compare(base_dump, Dump::open(spec.out), options), v.name);
     const std::string ran = run.trace.variants().at(0).first;
@@ -53,7 +53,7 @@ void add_equivalence_checks(std::vector<Check>& out) {
       k.id = fmt::format("equivalence/{}/{}", oc.name, product ? "product" : "axes");
       k.level = Level::byte_exact;
       k.family = oc.family;
-      k.cost = product ? Cost::slow : Cost::fast;
+      k.cost = product || oc.trained ? Cost::slow : Cost::fast;
       k.baseline = "our dump, best ISA, whole prompts, alone";
       k.target = product ? "every product of ISA, threads, chunk and placement" : "each of ISA, threads, chunk, placement, cache type; capture off";
       k.expected = oc.tensors * (product ? 35 : 10);

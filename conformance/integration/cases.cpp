@@ -31,6 +31,7 @@ DumpSpec case_spec(const CheckContext& c, const OfficialCase& oc, bool forced) {
   s.engine.kv = KvType::f32;
   s.engine.poison = true;
   s.capture.state = true;
+  s.sync = false;
   return s;
 }
 
