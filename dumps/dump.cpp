@@ -361,6 +361,15 @@ bool Dump::is_not_materialised(const std::string& name) const {
   return std::binary_search(not_materialised_.begin(), not_materialised_.end(), name);
 }
 
+std::string Dump::digest() const {
+  std::string all;
+  for (const DumpTensor& t : tensors_) {
+    if (t.xxh3_128.empty()) return {};
+    all += t.name + ' ' + t.xxh3_128 + '\n';
+  }
+  return xxh3_128_hex(all.data(), all.size());
+}
+
 std::vector<std::string> Dump::verify_hashes() const {
   std::vector<std::string> faults;
   for (const DumpTensor& t : tensors_) {

@@ -47,6 +47,9 @@ class Dump {
   /// Reads all values and holds them against the hashes of the manifest. One sentence per tensor that differs, naming its
   /// first differing row; empty: all agree, or nothing to hold against (no values, no hashes).
   std::vector<std::string> verify_hashes() const;
+  /// XXH3-128 over name and hash of every tensor in execution order: byte-identical dumps have equal digests, so one line
+  /// speaks for a dump across machines. Empty if a tensor has no hash.
+  std::string digest() const;
 
   Kind kind() const { return kind_; }
   const std::filesystem::path& path() const { return path_; }

@@ -131,8 +131,8 @@ class Driver {
       return;
     }
     if (!g.non_finite) g.non_finite = locate(t);
-    if (size_t(t.step) < t.request->forced.size() && t.step < t.request->decode)
-      g.greedy.push_back(-1);  // no id is chosen; the forced one is fed
+    if (int64_t(t.request->forced.size()) >= std::min(t.step + 1, t.request->decode) && t.request->decode > 0)
+      g.greedy.push_back(-1);  // no id is chosen; the forced one is fed, or the last pass is done
     else
       t.stopped = true;
   }

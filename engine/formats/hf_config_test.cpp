@@ -226,7 +226,7 @@ TEST(HfConfig, RefusesByNameWithWantedAndFound) {
 TEST(JsonText, RefusesWhatIsNotJson) {
   EXPECT_NE(error_of([] { parse_json_tree("{\"a\": ", "f.json"); }).find("f.json: byte 7: is not JSON"), std::string::npos);
   EXPECT_NE(error_of([] { parse_json_tree("", "f.json"); }).find("f.json: byte"), std::string::npos);
-  EXPECT_NE(error_of([] { parse_json_tree("{\"a\": 1, \"a\": 2}", "f.json"); }).find("\"a\" stands twice"),
+  EXPECT_NE(error_of([] { parse_json_tree("{\"a\": 1, \"a\": 2}", "f.json"); }).find("\"a\" appears twice"),
             std::string::npos);
   EXPECT_NO_THROW(parse_json_tree("{\"a\": {\"b\": 1}, \"b\": {\"b\": 1}}", "f.json"));
   EXPECT_NE(error_of([] { parse_json_tree(std::string(100000, '['), "f.json"); }).find("nested too deep"),
