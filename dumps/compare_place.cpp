@@ -13,12 +13,6 @@
 namespace assay::comparing {
 namespace {
 
-int64_t number(const std::string& s) {
-  int64_t n = -1;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
-  return error == std::errc{} && end == s.data() + s.size() ? n : -1;
-}
-
 int64_t prompt_length(const Dump& base, const std::string& prompt) {
   if (const DumpTensor* ids = base.find(prompt + "/ids")) return ids->elements();
   return -1;

@@ -11,6 +11,13 @@
 #include "dumps/text.h"
 
 namespace assay::comparing {
+
+int64_t number(const std::string& s) {
+  int64_t n = -1;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
+  return error == std::errc{} && end == s.data() + s.size() ? n : -1;
+}
+
 namespace {
 
 std::string last_part(const std::string& name) {
@@ -19,12 +26,6 @@ std::string last_part(const std::string& name) {
 }
 
 bool is_topk(const std::string& phase) { return phase == "logits_top_ids" || phase == "logits_top_values"; }
-
-int64_t number(const std::string& s) {
-  int64_t n = -1;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
-  return error == std::errc{} && end == s.data() + s.size() ? n : -1;
-}
 
 /// May tensors of this pass be compared, when decode/0 .. decode/<fed-1> consumed the same tokens? `steps`: decode passes.
 bool saw_same_tokens(const TensorName& n, int64_t fed, int64_t steps) {

@@ -13,6 +13,10 @@
 
 namespace assay::comparing {
 
+/// A whole number of decimal digits; -1 if it is none.
+int64_t number(const std::string& s);
+
+
 /// "q_rope", "state/k": the key of tolerances and noise floors. Names outside the vocabulary: their last part.
 std::string phase_key(const std::string& name);
 /// Phase and layer, whatever the prompt, pass and step: what shares a usual scale. Foreign names: each its own.

@@ -12,6 +12,9 @@
 
 namespace assay {
 
+inline constexpr int64_t kMaxDim = int64_t{1} << 30;   // of any dimension or count that a config may state
+
+
 /// A tensor as a file brought it. `shape` is row-major ([rows, columns] for matrices, [n] for vectors).
 struct SourceTensor {
   std::string name;

@@ -36,7 +36,6 @@ constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
                                     .down = "ffn_down"};
 
 constexpr const char* kRopeFreqs = "rope_freqs.weight";
-constexpr int64_t kMaxDim = int64_t{1} << 30;
 
 struct Architecture {
   const char* name;

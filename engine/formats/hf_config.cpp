@@ -1,4 +1,5 @@
 #include "engine/formats/hf_config.h"
+#include "engine/formats/assemble.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +14,6 @@ namespace assay {
 namespace {
 
 // A dimension beyond this is absurd, and below it no product of two overflows int64.
-constexpr int64_t kMaxDim = int64_t{1} << 30;
 
 std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
