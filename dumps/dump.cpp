@@ -110,6 +110,9 @@ Dump Dump::open(const fs::path& path) {
   } else if (is_there(path / "manifest.json.tmp")) {
     malformed(path.string(), "an unfinished dump: its writer was interrupted", "manifest.json", "manifest.json.tmp",
               "Write it again; the next writer replaces it");
+  } else if (is_there(path / "hashes")) {
+    malformed(path.string(), "a dump that lost its manifest", "manifest.json", "hashes/ without it",
+              "Restore it, or import the part files as bare safetensors into a new dump");
   } else if (is_there(path / "golden.safetensors")) {
     malformed(path.string(), "an official case without its manifest", "manifest.json");
   } else {

@@ -47,12 +47,20 @@ CheckOutcome options_echoed(const CheckContext& c) {
   return out;
 }
 
+/// The first Python that has numpy: another python3 may stand before Debian's on the path. Empty: there is none.
+std::string python_with_numpy() {
+  for (const char* python : {"python3", "/usr/bin/python3"})
+    if (std::system(fmt::format("{} -c 'import numpy' >/dev/null 2>&1", python).c_str()) == 0) return python;
+  return "";
+}
+
 /// One folder as Hugging Face and as GGUF: equal dumps, so that a format is only a format.
 CheckOutcome gguf_equals_hf(const CheckContext& c, const OfficialCase& oc) {
   CheckOutcome out;
   const std::filesystem::path tool = c.root / "engine" / "formats" / "tools" / "make_gguf.py", gguf = c.work / "model.gguf";
-  if (std::system("python3 -c 'import numpy' 2>/dev/null") != 0) {
-    out.not_run = "python3 with numpy writes the GGUF file, and is not there";
+  const std::string python = python_with_numpy();
+  if (python.empty()) {
+    out.not_run = "python3 with numpy writes the GGUF file, and is not there (Debian package python3-numpy)";
     return out;
   }
   DumpSpec spec = case_spec(c, oc, false);
@@ -60,7 +68,7 @@ CheckOutcome gguf_equals_hf(const CheckContext& c, const OfficialCase& oc) {
   spec.out = c.work / "hf";
   run_dump(std::make_shared<Model>(load_model(case_dir(c, oc) / "model")), spec);
   for (const char* type : {"f32", "bf16"}) {
-    const std::string command = fmt::format("python3 '{}' '{}' '{}' --type {} > '{}' 2>&1", tool.string(), (case_dir(c, oc) / "model").string(), gguf.string(), type,
+    const std::string command = fmt::format("{} '{}' '{}' '{}' --type {} > '{}' 2>&1", python, tool.string(), (case_dir(c, oc) / "model").string(), gguf.string(), type,
                                             (c.work / "log").string());
     if (std::system(command.c_str()) != 0) throw Error(ErrorKind::internal, tool.string(), "failed; its output is in " + (c.work / "log").string());
     DumpSpec other = spec;

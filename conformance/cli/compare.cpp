@@ -13,7 +13,7 @@ struct CompareCommand {
   std::string base, target, level = "max_rel", preset, until, only, json;
   std::optional<double> tol, noise_factor;
   int threads = 0;
-  bool verbose = false, no_color = false;
+  bool verbose = false, no_color = false, extra = false;
 };
 
 int run(const CompareCommand& o) {
@@ -49,6 +49,14 @@ int run(const CompareCommand& o) {
   if (!o.until.empty()) options.until = o.until;
   if (!o.only.empty()) options.only = split(o.only, ',');
   options.threads = o.threads;
+  options.extra = o.extra;
+  if (isatty(2))   // a bar on a terminal, silence elsewhere
+    options.progress = [last = int64_t(-1)](int64_t done, int64_t total) mutable {
+      const int64_t percent = total ? 100 * done / total : 100;
+      if (percent == last || total < (int64_t(1) << 28)) return;
+      last = percent;
+      std::cerr << "\rcomparing " << percent << "%" << (percent == 100 ? "\r\x1b[K" : "") << std::flush;
+    };
   const CompareResult result = compare(base, target, options);
   const auto records = to_records(result, base, target);
   if (!o.json.empty()) write_records(o.json, records);
@@ -71,6 +79,7 @@ void add_compare(CLI::App& app, int& code) {
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_flag("--verbose", o->verbose, "a line per tensor");
+  c->add_flag("--extra", o->extra, "cosine, NMSE, element-wise relative error; for logits KL, top-k agreement, margin");
   c->add_flag("--no-color", o->no_color, "plain text on a terminal");
   c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact");
   c->callback([o, &code] { code = run(*o); });

@@ -1,0 +1,152 @@
+// The program as a person or a script meets it: exit codes, messages that say wanted and found, nothing ignored.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+struct Output {
+  int code;
+  std::string text;   // stdout and stderr
+};
+
+Output assay(const std::string& arguments) {
+  const std::string command = std::string("'") + ASSAY_PROGRAM + "' " + arguments + " 2>&1";
+  Output o{-1, ""};
+  FILE* pipe = popen(command.c_str(), "r");
+  char buffer[4096];
+  while (const size_t n = fread(buffer, 1, sizeof buffer, pipe)) o.text.append(buffer, n);
+  const int status = pclose(pipe);
+  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  return o;
+}
+
+const std::string kCase = std::string(ASSAY_SOURCE_DIR) + "/goldens/official/qwen2-bias";
+const std::string kModel = kCase + "/model";
+
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / ("assay-cli-" + std::to_string(getpid()) + "-" + std::to_string(count_++))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  static inline int count_ = 0;
+  std::filesystem::path path_;
+};
+
+TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
+  Folder f;
+  const std::string run = "run '" + kModel + "' --tokens 1,2,3 -n 2 --ids ", dump = "dump '" + kModel + "' --out " + (f / "d") + " --tokens 1,2,3 ";
+  const std::pair<std::string, std::string> rows[] = {
+      {"", "subcommand"},
+      {"frobnicate", ""},
+      {run + "--frobnicate", "--frobnicate"},
+      {run + "--isa sse9", "scalar, avx2 or avx512"},
+      {run + "--kv q3", "f16, f32 or bf16"},
+      {run + "--threads -1", "--threads"},
+      {run + "--threads x", "--threads"},
+      {run + "--chunk -5", "--chunk"},
+      {run + "--activations s8", "no quantised weights"},
+      {run + "--activations f64", "s16, s8 or f32"},
+      {run + "--backend tpu", "cpu or cuda"},
+      {run + "--backend cuda", "no CUDA module"},
+      {run + "--slot -1", "--slot"},
+      {run + "--batch --slot 1", "--batch gives every prompt its own slot"},
+      {run + "--ctx 2", "context overflow"},
+      {"run '" + kModel + "' --tokens 1,2,3 -n 0 --ids", "too few ids"},
+      {"run '" + kModel + "' --tokens 1,2,3 -n 99999999 --ids", "context overflow"},
+      {"run '" + kModel + "' --tokens 1,,3 -n 2 --ids", "malformed number"},
+      {"run '" + kModel + "' --tokens '' -n 2 --ids", "no token ids"},
+      {"run '" + kModel + "' --tokens 1,2x -n 2 --ids", "malformed number"},
+      {"run '" + kModel + "' --tokens 1,401 -n 2 --ids", "0 to 400"},
+      {"run '" + kModel + "' --tokens -1 -n 2 --ids", "--tokens"},
+      {"run /nowhere --tokens 1 --ids", "/nowhere"},
+      {"run '" + kCase + "/golden.safetensors' --tokens 1 --ids", "golden.safetensors"},
+      {"run '" + kModel + "' --tokens 1 -n 2", "--ids"},
+      {dump + "--mode half", "full, stats or hash"},
+      {dump + "--layers 3", "0 to 2"},
+      {dump + "--layers x", "malformed number"},
+      {dump + "--decode -1", "--decode"},
+      {dump + "--plant nothing", "rope-pairs"},
+      {dump + "--plant lm-head-ignored", "was not planted"},
+      {dump + "--force-ids /nowhere", "/nowhere"},
+      {"compare '" + kCase + "' /nowhere", "/nowhere"},
+      {"compare '" + kCase + "' '" + kCase + "' --level exact", "byte_exact, max_rel or greedy_prefix"},
+      {"compare '" + kCase + "' '" + kCase + "' --tol -1", "out of range"},
+      {"compare '" + kCase + "' '" + kCase + "' --tol nan", "--tol"},
+      {"compare '" + kCase + "' '" + kCase + "' --preset loose", "official-f32"},
+      {"check --filter no-such-check", "no check is selected"},
+      {"check --kind odd", "value, counter, artifact, quality"},
+      {"check --shard 3/2 --filter kernel/", "i/n"},
+      {"check --root /tmp/nowhere-at-all --filter kernel/", "goldens"},
+      {"inspect /nowhere", "/nowhere"},
+      {"import /nowhere --out " + (f / "i"), "/nowhere"},
+  };
+  for (const auto& [arguments, says] : rows) {
+    const Output o = assay(arguments);
+    EXPECT_EQ(o.code, 2) << "assay " << arguments << "\n" << o.text;
+    EXPECT_NE(o.text.find(says), std::string::npos) << "assay " << arguments << "\n" << o.text;
+  }
+}
+
+TEST(Cli, HelpOfEveryCommandShowsAnExample) {
+  for (const char* c : {"run", "dump", "compare", "inspect", "import", "check", "list", "selftest"}) {
+    const Output o = assay(std::string(c) + " --help");
+    EXPECT_EQ(o.code, 0) << c;
+    EXPECT_NE(o.text.find("Example:\n  assay " + std::string(c)), std::string::npos) << o.text;
+  }
+}
+
+TEST(Cli, RunPrintsGreedyIdsOnly) {
+  const Output o = assay("run '" + kModel + "' --tokens 9,8,7 -n 3 --ids --kv f32");
+  EXPECT_EQ(o.code, 0);
+  EXPECT_EQ(std::count(o.text.begin(), o.text.end(), ','), 2) << o.text;
+  EXPECT_EQ(std::count(o.text.begin(), o.text.end(), '\n'), 1) << o.text;
+}
+
+TEST(Cli, DumpsCompareAtEveryLevelAndAPlantedFaultIsNamed) {
+  Folder f;
+  std::ifstream in(kCase + "/manifest.json");
+  std::string tokens;
+  const auto manifest = nlohmann::json::parse(in);
+  for (const auto& p : manifest.at("prompts")) {
+    tokens += " --tokens ";
+    for (size_t i = 0; i < p.at("ids").size(); i++) tokens += (i ? "," : "") + std::to_string(p.at("ids")[i].get<int>());
+  }
+  const std::string dump = "dump '" + kModel + "'" + tokens + " --decode 8 --kv f32 --state --out ";
+  EXPECT_EQ(assay(dump + (f / "a")).code, 0);
+  EXPECT_EQ(assay(dump + (f / "b") + " --isa scalar --chunk 3 --batch --threads 7 --mode hash").code, 0);
+  EXPECT_EQ(assay(dump + (f / "c") + " --plant rope-pairs").code, 0);
+  EXPECT_EQ(assay("compare '" + kCase + "' " + (f / "a")).code, 0);
+  EXPECT_EQ(assay("compare '" + kCase + "' " + (f / "a") + " --level greedy_prefix").code, 0);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level byte_exact").code, 0);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --level max_rel").code, 2) << "no tolerance was given";
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level max_rel --tol 1e-6").code, 0) << "equal hashes need no values";
+  const Output o = assay("compare '" + kCase + "' " + (f / "c"));
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.text.find("layer 0"), std::string::npos) << o.text;
+  EXPECT_NE(o.text.find("q_rope"), std::string::npos) << o.text;
+  EXPECT_EQ(assay(dump + (f / "a")).code, 2) << "a finished dump is not overwritten";
+  EXPECT_EQ(assay(dump + (f / "a") + " --force").code, 0);
+  EXPECT_EQ(assay("inspect " + (f / "a") + " --verify").code, 0);
+  EXPECT_EQ(assay("inspect '" + kModel + "'").code, 0);
+  std::filesystem::remove(f / "c/manifest.json");   // an unfinished dump is no dump
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "c") + " --level byte_exact").code, 2);
+}
+
+TEST(Cli, AFullDiskIsExit3AndSaysSo) {
+  const Output o = assay("list --json /dev/full");
+  EXPECT_EQ(o.code, 3);
+  EXPECT_NE(o.text.find("/dev/full"), std::string::npos) << o.text;
+}
+
+}  // namespace
