@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct Check {
   Scope scope = Scope::integration;
   std::string family;              // "qwen3", or "-"
   std::string device = "cpu";
+  std::optional<Isa> isa;          // kernel checks: the instruction set they run
   Cost cost = Cost::fast;
   std::string baseline, target;    // in words
   int64_t expected = 1;            // comparisons at least

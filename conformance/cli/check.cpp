@@ -73,7 +73,7 @@ struct CheckCommand {
   Selection selection;
   std::string root, work, json, junit, isa, shard;
   int threads = 0, repeat = 1;
-  bool verbose = false, until_fail = false, exact = false;
+  bool verbose = false, until_fail = false, exact = false, this_cpu = false;
 };
 
 Isa isa_of(const std::string& name) {
@@ -85,6 +85,7 @@ Isa isa_of(const std::string& name) {
 int run(const CheckCommand& o) {
   std::vector<const Check*> checks = o.selection.select();
   if (o.exact) std::erase_if(checks, [&](const Check* c) { return c->id != o.selection.filter; });
+  if (o.this_cpu) std::erase_if(checks, [](const Check* c) { return c->isa && !isa_supported(*c->isa); });
   if (!o.shard.empty()) {
     const size_t slash = o.shard.find('/');
     const auto i = slash == std::string::npos ? std::vector<int32_t>{} : parse_ids(o.shard.substr(0, slash), "--shard");
@@ -169,6 +170,7 @@ int list(const ListCommand& o) {
 /// What needs no model and no golden: is this build right on this machine? All kernel-scope checks.
 int selftest(CheckCommand o) {
   o.selection.scope = "kernel";
+  o.this_cpu = true;
   o.root = "";
   return run(o);
 }
@@ -180,6 +182,7 @@ void add_check(CLI::App& app, int& code) {
   CLI::App* c = app.add_subcommand("check", "run checks from the registry");
   o->selection.add(*c);
   c->add_flag("--exact", o->exact, "--filter is a whole id");
+  c->add_flag("--this-cpu", o->this_cpu, "leave out kernel checks of instruction sets that this CPU lacks (else: not run, exit 77)");
   c->add_option("--isa", o->isa, "instruction set of the target side (default: the best this CPU has)");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");

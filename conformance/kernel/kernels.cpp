@@ -282,6 +282,7 @@ void add_kernel_checks(std::vector<Check>& out) {
       k.id = fmt::format("kernel/{}/{}", e.op, name_of(isa));
       k.level = Level::byte_exact;
       k.scope = Scope::kernel;
+      k.isa = isa;
       k.family = "-";
       k.baseline = "scalar bytes; float64 within the computed bound";
       k.target = fmt::format("the {} kernel", name_of(isa));
