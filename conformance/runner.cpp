@@ -31,6 +31,8 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
   if (spec.out.empty()) {
     run.generated = generate(*engine, spec.requests, generate_options, nullptr, &run.trace);
   } else {
+    check_requests(*engine, spec.requests, generate_options);   // before a finished dump is replaced
+    spec.capture.check(engine->program());
     DumpWriter::Options writer_options;
     writer_options.dir = spec.out;
     writer_options.mode = spec.mode;
@@ -65,7 +67,10 @@ std::vector<Request> official_requests(const std::filesystem::path& case_dir, bo
       Request r;
       r.ids = p.at("ids").get<std::vector<int32_t>>();
       r.decode = m.at("decode").at("steps").get<int64_t>();
-      if (forced) r.forced = p.at("greedy_ids").get<std::vector<int32_t>>();
+      if (forced) {
+        r.forced = p.at("greedy_ids").get<std::vector<int32_t>>();
+        r.forced.resize(std::min<size_t>(r.forced.size(), size_t(r.decode)));   // the last golden id is fed to no pass
+      }
       out.push_back(std::move(r));
     }
   } catch (const nlohmann::json::exception& e) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <mutex>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <unordered_set>
 
@@ -110,7 +111,10 @@ void run_jobs(int threads, size_t n, const std::function<void(size_t)>& job) {
     }
   };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < count; i++) others.emplace_back(work);
+  try {
+    for (size_t i = 1; i < count; i++) others.emplace_back(work);
+  } catch (const std::system_error&) {   // the system gives no more threads: those that there are do it
+  }
   work();
   for (std::thread& t : others) t.join();
   if (failure) std::rethrow_exception(failure);

@@ -34,11 +34,6 @@ std::vector<fs::path> safetensors_in(const fs::path& dir) {
   return out;
 }
 
-bool is_there(const fs::path& p) {
-  std::error_code ignored;
-  return fs::exists(p, ignored);
-}
-
 std::string role_of(const std::string& name) {
   const std::optional<TensorName> n = parse_tensor_name(name);
   return !n ? "" : n->is_state() ? "state" : n->pass.empty() ? "ids" : "phase";
@@ -230,6 +225,7 @@ void Dump::read_manifest() {
       }
       t.data = view->data;
     }
+    if (entry.contains("nans")) t.nans = json_int(entry["nans"], where + ".nans", 1, t.elements());
     if (has_hashes_ != entry.contains("xxh3_128") || has_hashes_ != entry.contains("rows_at")) {
       malformed(where, has_hashes_ ? "the tensor has no hashes, the dump has" : "the tensor has hashes, the dump has none",
                 has_hashes_ ? "xxh3_128 and rows_at" : "the key \"hashes\"");

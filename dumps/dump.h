@@ -29,6 +29,7 @@ struct DumpTensor {
   std::vector<std::string> axes;
   std::string xxh3_128;               // 32 hex digits, empty where the source has none (official cases)
   std::optional<TensorStats> stats;
+  int64_t nans = 0;                   // as the writer counted them, in every mode
   const uint64_t* row_hashes = nullptr;  // one XXH3-64 per row (product of all axes but the last), or null
   const std::byte* data = nullptr;       // may be unaligned (files of others): read elements with memcpy
   int64_t rows() const;     // product of all axes but the last

@@ -285,6 +285,10 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
       if (step > fed) {
         // Without forced ids a flip changes what comes after: nothing there can be compared.
         if (!failed) r.reason = fmt::format("ends after step {}: from there on another token was fed", step - 1);
+        if (!failed && r.flips.empty()) {   // no near tie explains it: this is another experiment, and most of it was not compared
+          failed = true;
+          r.reason = fmt::format("the target was fed other tokens than the baseline from decode/{} on; wanted the same --force-ids", fed);
+        }
         break;
       }
       const LogitRow row = logits_of(base, s.prompt, step);

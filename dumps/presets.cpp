@@ -67,7 +67,9 @@ std::optional<double> tolerance_of(const Tolerance& t, const std::string& phase,
       return std::max(out, t.noise_factor * *floor);
     }
   }
-  return out > 0 ? std::optional(out) : std::nullopt;
+  // --tol 0 asks for equal values; no tolerance at all is another thing.
+  const bool zero_asked = t.preset == "custom" && t.noise_factor == 0;
+  return out > 0 || zero_asked ? std::optional(out) : std::nullopt;
 }
 
 }  // namespace assay

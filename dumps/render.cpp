@@ -304,21 +304,24 @@ class Renderer {
     const Json& s = *summary_;
     const std::string base = shell(text(head_->at("base"), "path")), target = shell(text(head_->at("target"), "path"));
     std::string line;
+    const std::string kept = head_->contains("arguments") ? " " + text(*head_, "arguments") : "";
     if (s.at("exit_code") != 0) {
       const Json& d = s.at("first_divergence");
       if (count("compared") == 0) {
         line = fmt::format("assay inspect {}", target);
+      } else if (d.is_object() && text(d, "kind") == "missing") {
+        line = fmt::format("assay inspect {} --tensors", target);
       } else if (d.is_object() && !verbose_ && text(d, "kind") != "greedy") {
-        line = fmt::format("assay compare {} {} --level {} --until {} --verbose", base, target, text(s, "level"), shell(text(d, "name")));
+        line = fmt::format("assay compare {} {} --level {}{} --until {} --verbose", base, target, text(s, "level"), kept, shell(text(d, "name")));
       } else if (!verbose_) {
-        line = fmt::format("assay compare {} {} --level {} --verbose", base, target, text(s, "level"));
+        line = fmt::format("assay compare {} {} --level {}{} --verbose", base, target, text(s, "level"), kept);
       } else {
         line = fmt::format("assay inspect {}", target);
       }
     } else if (text(s, "level") != "byte_exact" && s.at("reached") == "byte_exact") {
       line = fmt::format("assay compare {} {} --level byte_exact   (it holds, and may be required)", base, target);
     } else if (!verbose_) {
-      line = fmt::format("assay compare {} {} --level {} --verbose", base, target, text(s, "level"));
+      line = fmt::format("assay compare {} {} --level {}{} --verbose", base, target, text(s, "level"), kept);
     }
     if (!line.empty()) out_ += fmt::format("\n  {:<10} {}\n", "next", line);
   }

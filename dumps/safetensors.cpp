@@ -49,6 +49,12 @@ std::shared_ptr<MappedFile> MappedFile::open(const std::filesystem::path& path) 
   return out;
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;   // a link that leads nowhere must not turn a dump into bare files
+  const auto type = std::filesystem::symlink_status(path, ignored).type();
+  return type != std::filesystem::file_type::not_found && type != std::filesystem::file_type::none;
+}
+
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }

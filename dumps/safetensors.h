@@ -12,6 +12,9 @@
 
 namespace assay {
 
+/// Whether something of that name is in the folder, a link that leads nowhere included. Never throws.
+bool is_there(const std::filesystem::path& path);
+
 /// A read-only memory mapping of a whole file. Throws Error{malformed} if it does not exist, Error{io} if it can't be mapped.
 class MappedFile {
  public:

@@ -37,4 +37,24 @@ std::string bytes_text(uint64_t bytes) {
                     : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+bool glob_match(std::string_view glob, std::string_view text) {
+  size_t g = 0, t = 0, star = std::string_view::npos, retry = 0;
+  while (t < text.size()) {
+    if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      retry = t;
+    } else if (g < glob.size() && glob[g] == text[t]) {
+      g++;
+      t++;
+    } else if (star != std::string_view::npos) {
+      g = star + 1;
+      t = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (g < glob.size() && glob[g] == '*') g++;
+  return g == glob.size();
+}
+
 }  // namespace assay

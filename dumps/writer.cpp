@@ -1,6 +1,9 @@
 #include "dumps/writer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -57,6 +60,7 @@ struct DumpWriter::Impl {
     int64_t columns = 1, rows = 1;      // as the row hashes count them
     int64_t bytes = 0;
     int64_t next_row = 0;
+    int64_t nans = 0;
     uint64_t rows_at = 0, rows_flushed = 0;  // place in hashes/rows.u64, in rows
     std::vector<uint64_t> waiting;           // row hashes not yet written
     std::unique_ptr<TensorDigest> digest;    // from the first row to the last
@@ -89,6 +93,11 @@ struct DumpWriter::Impl {
   int64_t total_bytes = 0;
   std::vector<std::byte> scratch;
   bool finished = false;
+  int lock = -1;   // of the folder, held while this writer lives
+  ~Impl() {
+    if (lock >= 0) ::close(lock);
+  }
+  void take_lock();
 
   fs::path manifest_path() const { return options.dir / "manifest.json"; }
   fs::path unfinished_path() const { return options.dir / "manifest.json.tmp"; }
@@ -109,11 +118,22 @@ struct DumpWriter::Impl {
   void finish();
 };
 
+/// Two writers in one folder would delete and interleave each other's files.
+void DumpWriter::Impl::take_lock() {
+  lock = ::open(options.dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  if (lock >= 0 && error == EWOULDBLOCK)
+    throw Error(ErrorKind::io, options.dir.string(), "another writer is at work in this folder", {}, {}, "Wait for it, or choose another --out");
+  if (lock < 0) throw Error(ErrorKind::io, options.dir.string(), "can't be opened", "a folder", std::strerror(error));
+}   // a file system without locks: go on without
+
 // A folder is taken only if all that is in it can be recognised as ours: nobody's files are deleted by a wrong --out.
 void DumpWriter::Impl::prepare_folder() {
   std::error_code error;
   fs::create_directories(options.dir, error);
   if (error) throw Error(ErrorKind::io, options.dir.string(), "the folder can't be created", {}, error.message());
+  take_lock();
   std::vector<fs::path> ours;
   bool finished_dump = false, marked = false, empty = true;
   for (fs::directory_iterator it(options.dir, error), end; !error && it != end; it.increment(error)) {
@@ -330,7 +350,7 @@ void DumpWriter::Impl::write_rows(Tensor& t, int64_t first_row, int64_t n, const
       std::memcpy(scratch.data(), data, size_t(bytes));
       chunk = scratch.data();
     }
-    canonicalise(t.decl.dtype, chunk, elements);
+    t.nans += canonicalise(t.decl.dtype, chunk, elements);
     t.digest->update(chunk, elements);
     if (full && !gather) parts[t.part].file.write_at(t.offset + uint64_t(offset), chunk, size_t(bytes));
     data += bytes;
@@ -381,6 +401,7 @@ Json DumpWriter::Impl::tensor_json(const Tensor& t) const {
               {"order", t.decl.order}, {"role", t.decl.role},            {"axes", t.decl.axes},
               {"inputs", t.decl.inputs}};
   if (options.mode == CaptureMode::full) out["file"] = part_name(t.part);
+  if (t.nans > 0) out["nans"] = t.nans;
   out["xxh3_128"] = t.hash;
   out["rows_at"] = t.rows_at;
   if (options.mode != CaptureMode::hash) {

@@ -6,18 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "dumps/error.h"
+#include "dumps/text.h"
 #include "engine/numerics.h"
 #include "engine/version.h"
 
 namespace assay {
 namespace {
-
-/// Glob with `*` for any run of characters.
-bool matches(std::string_view glob, std::string_view text) {
-  if (glob.empty()) return text.empty();
-  if (glob[0] == '*') return matches(glob.substr(1), text) || (!text.empty() && matches(glob, text.substr(1)));
-  return !text.empty() && glob[0] == text[0] && matches(glob.substr(1), text.substr(1));
-}
 
 std::string value_name(const Value& v) { return (v.layer < 0 ? "" : "layer." + std::to_string(v.layer) + "/") + v.phase; }
 
@@ -50,11 +45,24 @@ bool CaptureOptions::wants(int layer, std::string_view phase) const {
   if (layer >= 0 && !layers.empty() &&
       std::none_of(layers.begin(), layers.end(), [&](auto& r) { return layer >= r.first && layer <= r.second; }))
     return false;
-  return phases.empty() || std::any_of(phases.begin(), phases.end(), [&](auto& g) { return matches(g, phase); });
+  return phases.empty() || std::any_of(phases.begin(), phases.end(), [&](auto& g) { return glob_match(g, phase); });
 }
 
 Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Request>& requests, CaptureOptions options)
     : writer_(writer), engine_(engine), requests_(requests), options_(std::move(options)) {}
+
+void CaptureOptions::check(const Program& program) const {
+  for (const std::string& glob : phases) {
+    bool used = glob_match(glob, "logits_last") || (state && (glob_match(glob, "k") || glob_match(glob, "v")));
+    for (const Value& v : program.values) used = used || glob_match(glob, v.phase);
+    if (!used) {
+      std::string known;
+      for (const Value& v : program.values)
+        if (v.layer <= 0) known += (known.empty() ? "" : ", ") + v.phase;
+      throw Error(ErrorKind::usage, "--filter", "no phase matches", known, in_quotes(glob));
+    }
+  }
+}
 
 void Capture::declare_pass(Pass pass, int32_t prompt, int64_t step) {
   if (!declared_.insert({pass, prompt, step}).second) return;

@@ -16,6 +16,7 @@ struct CaptureOptions {
   std::vector<std::pair<int, int>> layers;       // closed ranges; empty: all. Phases outside layers are always kept
   bool state = false;                            // KV caches after prefill and after the last decode pass
   bool wants(int layer, std::string_view phase) const;
+  void check(const Program& program) const;      // Error{usage} where a glob matches no phase of the program
 };
 
 class Capture : public GenerateObserver {

@@ -24,6 +24,8 @@ std::string NonFinite::text() const {
 
 namespace {
 
+constexpr int64_t kMaxDecode = int64_t(1) << 31;
+
 /// Passes values on and remembers, per prompt, the first that is not finite.
 class FiniteWatch : public Observer {
  public:
@@ -174,8 +176,7 @@ class Driver {
 
 }  // namespace
 
-std::vector<Generated> generate(Engine& engine, std::span<const Request> requests, const GenerateOptions& options,
-                                GenerateObserver* observer, Trace* trace) {
+void check_requests(const Engine& engine, std::span<const Request> requests, const GenerateOptions& options) {
   const int slots = engine.options().slots;
   if (options.batch && requests.size() > size_t(slots))
     throw Error(ErrorKind::usage, "--batch", "more prompts than slots", "at most " + std::to_string(slots),
@@ -188,6 +189,9 @@ std::vector<Generated> generate(Engine& engine, std::span<const Request> request
     const std::string where = "prompt" + std::to_string(i);
     if (r.ids.empty()) throw Error(ErrorKind::usage, where, "no token ids");
     if (r.decode < 0) throw Error(ErrorKind::usage, "--decode", "must not be negative", ">= 0", std::to_string(r.decode));
+    if (r.decode > kMaxDecode) throw Error(ErrorKind::usage, "--decode", "too many passes", "at most 2^31", std::to_string(r.decode));
+    if (int64_t(r.forced.size()) > r.decode)
+      throw Error(ErrorKind::usage, where, "more forced ids than decode passes", std::to_string(r.decode) + " at most", std::to_string(r.forced.size()));
     const int64_t need = int64_t(r.ids.size()) + r.decode;
     if (need > engine.options().context)
       throw Error(ErrorKind::usage, where, "context overflow", std::to_string(need) + " positions (" + std::to_string(r.ids.size()) +
@@ -200,6 +204,11 @@ std::vector<Generated> generate(Engine& engine, std::span<const Request> request
                       "outside the vocabulary", "0 to " + std::to_string(engine.model().config.vocab - 1),
                       std::to_string((*ids)[k]));
   }
+}
+
+std::vector<Generated> generate(Engine& engine, std::span<const Request> requests, const GenerateOptions& options,
+                                GenerateObserver* observer, Trace* trace) {
+  check_requests(engine, requests, options);
   Driver driver(engine, options, observer, trace, requests.size());
   if (options.batch) {
     std::vector<Timeline> all;

@@ -109,6 +109,10 @@ class GenerateObserver : public Observer {
   virtual void after_decode(const Engine&, int32_t /*prompt*/, int /*slot*/, const Generated&) {}
 };
 
+/// What generate() would refuse, before anything runs: empty prompts, ids outside the vocabulary, too few slots, context
+/// overflow, more forced ids than passes. Error{usage}.
+void check_requests(const Engine& engine, std::span<const Request> requests, const GenerateOptions& options);
+
 /// Greedy generation of several prompts: prefill/0, then decode/0..decode-1, never stopping at EOS. Ties go to the lower id.
 std::vector<Generated> generate(Engine& engine, std::span<const Request> requests, const GenerateOptions& options,
                                 GenerateObserver* observer = nullptr, Trace* trace = nullptr);

@@ -9,6 +9,7 @@
 #include "conformance/check.h"
 #include "conformance/cli/options.h"
 #include "dumps/error.h"
+#include "dumps/text.h"
 
 namespace assay::cli {
 namespace {
@@ -26,11 +27,6 @@ struct Selection {
     c.add_option("--family", family, "llama, qwen2, qwen3, qwen3_vl");
     c.add_option("--device", device, "cpu or cuda");
     c.add_flag("--all", slow, "slow checks too");
-  }
-  static bool glob(std::string_view g, std::string_view t) {
-    if (g.empty()) return t.empty();
-    if (g[0] == '*') return glob(g.substr(1), t) || (!t.empty() && glob(g, t.substr(1)));
-    return !t.empty() && g[0] == t[0] && glob(g.substr(1), t.substr(1));
   }
   std::vector<const Check*> select() const {
     auto known = [](const std::string& value, const char* option, std::initializer_list<std::string_view> names) {
@@ -52,7 +48,7 @@ struct Selection {
       if (!scope.empty() && (c.kind != CheckKind::value || name_of(c.scope) != scope)) continue;
       if (!family.empty() && c.family != family) continue;
       if (!device.empty() && c.device != device) continue;
-      if (!filter.empty() && (filter.find('*') == std::string::npos ? c.id.find(filter) == std::string::npos : !glob(filter, c.id))) continue;
+      if (!filter.empty() && (filter.find('*') == std::string::npos ? c.id.find(filter) == std::string::npos : !glob_match(filter, c.id))) continue;
       out.push_back(&c);
     }
     return out;

@@ -65,7 +65,8 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {"run '" + kModel + "' --tokens 1,2,3 -n 0 --ids", "too few ids"},
       {"run '" + kModel + "' --tokens 1,2,3 -n 99999999 --ids", "context overflow"},
       {"run '" + kModel + "' --tokens 1,,3 -n 2 --ids", "malformed number"},
-      {"run '" + kModel + "' --tokens '' -n 2 --ids", "no token ids"},
+      {"run '" + kModel + "' --tokens '' -n 2 --ids", "is empty"},
+      {"run '" + kModel + "' --tokens ' ' -n 2 --ids", "no token ids"},
       {"run '" + kModel + "' --tokens 1,2x -n 2 --ids", "malformed number"},
       {"run '" + kModel + "' --tokens 1,401 -n 2 --ids", "0 to 400"},
       {"run '" + kModel + "' --tokens -1 -n 2 --ids", "--tokens"},
@@ -88,6 +89,15 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {"check --kind odd", "value, counter, artifact, quality"},
       {"check --shard 3/2 --filter kernel/", "i/n"},
       {"check --root /tmp/nowhere-at-all --filter kernel/", "goldens"},
+      {dump + "--filter nosuch", "no phase matches"},
+      {dump + "--filter q_*,nosuch", "nosuch"},
+      {dump + "--case '" + kCase + "'", "brings its own"},
+      {"dump --out " + (f / "d"), "model"},
+      {"dump '" + kModel + "' --out " + (f / "d"), "--tokens"},
+      {run + "--chunk ''", "is empty"},
+      {run + "--chunk 9223372036854775808", "--chunk"},
+      {"run '" + kModel + "' --tokens 1 -n 9223372036854775808 --ids", "-n"},
+      {"compare '" + kCase + "' '" + kCase + "' --threads -1", "--threads"},
       {"inspect /nowhere", "/nowhere"},
       {"import /nowhere --out " + (f / "i"), "/nowhere"},
   };
@@ -141,6 +151,49 @@ TEST(Cli, DumpsCompareAtEveryLevelAndAPlantedFaultIsNamed) {
   EXPECT_EQ(assay("inspect '" + kModel + "'").code, 0);
   std::filesystem::remove(f / "c/manifest.json");   // an unfinished dump is no dump
   EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "c") + " --level byte_exact").code, 2);
+}
+
+std::string tiny_dump(const std::string& out, const std::string& more = "") {
+  return "dump '" + kModel + "' --tokens 9,8,7 --decode 3 --kv f32 --state --out " + out + " " + more;
+}
+
+TEST(Cli, ATargetThatWasFedOtherTokensIsNoPass) {   // found by attack: 3/4 of the dump was skipped, and the rest passed
+  Folder f;
+  std::ofstream(f / "ids") << "1,2,3\n";
+  ASSERT_EQ(assay(tiny_dump(f / "free")).code, 0);
+  ASSERT_EQ(assay(tiny_dump(f / "forced", "--force-ids " + (f / "ids"))).code, 0);
+  for (const char* level : {"max_rel --tol 1e-6", "greedy_prefix --preset f32"}) {
+    const Output o = assay("compare " + (f / "free") + " " + (f / "forced") + " --level " + level);
+    EXPECT_EQ(o.code, 1) << o.text;
+    EXPECT_NE(o.text.find("fed other tokens"), std::string::npos) << o.text;
+  }
+  std::ofstream(f / "many") << "1,2,3,4\n";
+  EXPECT_EQ(assay(tiny_dump(f / "x", "--force-ids " + (f / "many"))).code, 2);
+}
+
+TEST(Cli, AUsageErrorLosesNoDump) {   // found by attack: --force removed the dump before the ids were looked at
+  Folder f;
+  ASSERT_EQ(assay(tiny_dump(f / "d")).code, 0);
+  EXPECT_EQ(assay("dump '" + kModel + "' --tokens 9999 --kv f32 --force --out " + (f / "d")).code, 2);
+  EXPECT_EQ(assay(tiny_dump(f / "d", "--force --filter nosuch")).code, 2);
+  EXPECT_EQ(assay("inspect " + (f / "d") + " --verify").code, 0);
+}
+
+TEST(Cli, ADumpWithoutItsManifestIsNoDump) {
+  Folder f;
+  ASSERT_EQ(assay(tiny_dump(f / "a")).code, 0);
+  std::filesystem::copy(f / "a", f / "b", std::filesystem::copy_options::recursive);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level byte_exact").code, 0);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level max_rel --tol 0").code, 0);
+  std::filesystem::remove(f / "b/manifest.json");
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level byte_exact").code, 2);
+  std::filesystem::create_symlink("nowhere", f / "b/manifest.json");
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "b") + " --level byte_exact").code, 2);
+}
+
+TEST(Cli, OutputThatCanNotBeWrittenIsExit3) {
+  const Output o = assay("list > /dev/full");
+  EXPECT_EQ(o.code, 3) << o.text;
 }
 
 TEST(Cli, AFullDiskIsExit3AndSaysSo) {

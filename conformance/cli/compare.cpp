@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -48,6 +49,7 @@ int run(const CompareCommand& o) {
     throw Error(ErrorKind::usage, "assay compare", "max_rel needs a tolerance", "--tol X or --preset NAME", "", "Only official cases bring their own.");
   if (!o.until.empty()) options.until = o.until;
   if (!o.only.empty()) options.only = split(o.only, ',');
+  if (o.threads < 0 || o.threads > 1024) throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(o.threads));
   options.threads = o.threads;
   options.extra = o.extra;
   if (isatty(2))   // a bar on a terminal, silence elsewhere
@@ -58,7 +60,13 @@ int run(const CompareCommand& o) {
       std::cerr << "\rcomparing " << percent << "%" << (percent == 100 ? "\r\x1b[K" : "") << std::flush;
     };
   const CompareResult result = compare(base, target, options);
-  const auto records = to_records(result, base, target);
+  auto records = to_records(result, base, target);
+  std::string kept;   // so that the command which the text ends with judges the same
+  if (!o.preset.empty()) kept += " --preset " + o.preset;
+  if (o.tol) kept += fmt::format(" --tol {}", *o.tol);
+  if (o.noise_factor) kept += fmt::format(" --noise-factor {}", *o.noise_factor);
+  if (!o.only.empty()) kept += " --only " + o.only;
+  if (!kept.empty()) records.front()["arguments"] = kept.substr(1);
   if (!o.json.empty()) write_records(o.json, records);
   if (o.json != "-") std::cout << render_text(records, !o.no_color && isatty(1), o.verbose);
   return result.exit_code();

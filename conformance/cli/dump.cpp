@@ -51,8 +51,8 @@ int run(const DumpCommand& o) {
     }
     record["prompts"].push_back(p);
   }
-  text += fmt::format("wrote    {}: {} tensors, mode {}\nnext     assay compare BASE {} --level max_rel, or assay inspect {}\n", o.out,
-                      dump.tensors().size(), o.mode, o.out, o.out);
+  text += fmt::format("wrote    {}: {} tensors, mode {}\nnext     assay {} {}\n", o.out,
+                      dump.tensors().size(), o.mode, o.model.official.empty() ? "inspect" : "compare " + o.model.official, o.out);
   if (!o.json.empty()) write_records(o.json, {record});
   if (o.json != "-") std::cout << text;
   return code;
@@ -74,8 +74,9 @@ void add_dump(CLI::App& app, int& code) {
   for (const Fault& f : faults()) known += (known.empty() ? "" : ", ") + f.name;
   c->add_option("--plant", o->plant, "plant a fault, to see it caught: " + known);
   c->add_option("--json", o->json, "write a JSONL record to FILE (-: stdout)");
-  c->footer("Example:\n  assay dump goldens/official/qwen3-odd/model --tokens 473,337,357,347,151 --decode 8 --kv f32 --state --out /tmp/d\n"
-            "  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel");
+  c->footer("Example:\n  assay dump --case goldens/official/qwen3-odd --kv f32 --state --out /tmp/d\n"
+            "  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n"
+            "  assay dump MODEL --tokens 473,337,357 --decode 8 --mode hash --out /tmp/h");
   c->callback([o, &code] { code = run(*o); });
 }
 

@@ -9,6 +9,7 @@
 #include "conformance/cli/options.h"
 #include "dumps/error.h"
 #include "dumps/import.h"
+#include "dumps/safetensors.h"
 
 namespace assay::cli {
 namespace {
@@ -18,7 +19,7 @@ struct InspectCommand {
 };
 
 bool is_model(const std::filesystem::path& p) {
-  return p.extension() == ".gguf" || std::filesystem::exists(p / "config.json");
+  return p.extension() == ".gguf" || is_there(p / "config.json");
 }
 
 nlohmann::ordered_json model_facts(const Model& m) {
@@ -75,7 +76,7 @@ int run(const ImportCommand& o) {
   options.manifest = o.manifest;
   options.mode = capture_mode_from_name(o.mode);
   const int64_t n = import_safetensors({o.paths.begin(), o.paths.end()}, o.out, options);
-  std::cout << fmt::format("wrote    {}: {} tensors\nnext     assay compare BASE {}, or assay inspect {}\n", o.out, n, o.out, o.out);
+  std::cout << fmt::format("wrote    {}: {} tensors\nnext     assay inspect {}\n", o.out, n, o.out);
   return kPass;
 }
 }  // namespace

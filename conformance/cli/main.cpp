@@ -1,5 +1,6 @@
 // assay: the command line (README "Commands"). Exit codes: 0 pass, 1 mismatch, 2 usage or bad input, 3 could not finish,
 // 77 not run.
+#include <csignal>
 #include <iostream>
 #include <new>
 
@@ -24,8 +25,13 @@ int main(int argc, char** argv) {
   cli::add_check(app, code);
   cli::add_list(app, code);
   cli::add_selftest(app, code);
+  std::signal(SIGXFSZ, SIG_IGN);   // a file that may grow no further is an error with a message, not the end
   try {
+    for (int i = 1; i < argc; i++)
+      if (!*argv[i]) throw Error(ErrorKind::usage, "argument " + std::to_string(i), "is empty", "a value", "\"\"", "An unset variable in a script?");
     app.parse(argc, argv);
+    std::cout.flush();
+    if (!std::cout) throw Error(ErrorKind::io, "stdout", "can't be written");
     return code;
   } catch (const CLI::Success& e) {   // --help, --version
     return app.exit(e);

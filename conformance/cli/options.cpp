@@ -86,12 +86,12 @@ std::string join(const std::vector<int32_t>& ids) {
 }
 
 void ModelOptions::add(CLI::App& app) {
-  app.add_option("model", model, "Hugging Face folder or .gguf file")->required();
+  app.add_option("model", model, "Hugging Face folder or .gguf file");
   app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
-      ->required()
       ->allow_extra_args(false);
+  app.add_option("--case", official, "official case: its model and all its prompts, with its decode passes");
   app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
-  app.add_option("--activations", activations, "s16, s8 or f32: activations of quantised weights (default s16)");
+  app.add_option("--activations", activations, "s16, s8 or f32: activations of quantised weights; this version runs f32 only");
   app.add_option("--kv", kv, "cache type: f16, f32 or bf16")->capture_default_str();
   app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
   app.add_option("--isa", isa, "scalar, avx2 or avx512 (default: the best this CPU has)");
@@ -108,7 +108,7 @@ std::shared_ptr<const Model> ModelOptions::load() const {
   if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
   if (activations && *activations != "f32" && *activations != "s16" && *activations != "s8")
     throw Error(ErrorKind::usage, "--activations", "unknown kind", "s16, s8 or f32", "\"" + *activations + "\"");
-  auto m = std::make_shared<Model>(load_model(model));
+  auto m = std::make_shared<Model>(load_model(official.empty() ? model : (std::filesystem::path(official) / "model").string()));
   const bool f32 = activations && *activations == "f32";
   if (m->quantised() && !f32)
     throw Error(ErrorKind::usage, "--activations", "quantised weights run with f32 activations only in this version",
@@ -122,13 +122,28 @@ std::shared_ptr<const Model> ModelOptions::load() const {
 
 DumpSpec ModelOptions::spec(int64_t decode) const {
   DumpSpec s;
-  if (decode < 0) throw Error(ErrorKind::usage, "--decode", "must not be negative", ">= 0", std::to_string(decode));
+  if (decode < 0 || decode > (int64_t(1) << 31))
+    throw Error(ErrorKind::usage, "--decode", "out of range", "0 to 2^31 passes", std::to_string(decode));
+  if (chunk < 0 || chunk > (int64_t(1) << 31))
+    throw Error(ErrorKind::usage, "--chunk", "out of range", "0 (the whole prompt) to 2^31 rows", std::to_string(chunk));
+  if (official.empty() && model.empty()) throw Error(ErrorKind::usage, "model", "is missing", "a folder or .gguf file, or --case CASE");
+  if (official.empty() && tokens.empty()) throw Error(ErrorKind::usage, "--tokens", "is missing", "token ids, or --case CASE");
+  if (!official.empty() && (!model.empty() || !tokens.empty()))
+    throw Error(ErrorKind::usage, "--case", "brings its own model and prompts", "--case alone", model.empty() ? "--tokens" : model);
+  if (!official.empty()) {
+    s.requests = official_requests(official);
+    if (decode > 0)
+      for (Request& r : s.requests) r.decode = decode;
+  }
   for (const std::string& t : tokens) {
     s.requests.emplace_back();
     s.requests.back().ids = parse_ids(t, "--tokens");
     s.requests.back().decode = decode;
   }
   if (!forced_file.empty()) {
+    std::error_code ignored;
+    if (std::filesystem::exists(forced_file, ignored) && !std::filesystem::is_regular_file(forced_file, ignored))
+      throw Error(ErrorKind::malformed, forced_file, "is no regular file");
     std::ifstream in(forced_file);
     if (!in) throw Error(ErrorKind::malformed, forced_file, "can't be read: " + std::string(std::strerror(errno)));
     size_t prompt = 0;

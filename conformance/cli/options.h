@@ -11,7 +11,7 @@ namespace assay::cli {
 
 /// Options of every command that runs a model. Call add() when the command is declared, the rest when it runs.
 struct ModelOptions {
-  std::string model, backend = "cpu", kv = "f16", isa;
+  std::string model, official, backend = "cpu", kv = "f16", isa;
   std::optional<std::string> activations;
   std::vector<std::string> tokens;
   std::string forced_file;

@@ -14,6 +14,7 @@ struct RunCommand {
 };
 
 int run(const RunCommand& o) {
+  if (o.count > (int64_t(1) << 31)) throw Error(ErrorKind::usage, "-n", "too many ids", "at most 2^31", std::to_string(o.count));
   if (o.count < 1) throw Error(ErrorKind::usage, "-n", "too few ids", ">= 1", std::to_string(o.count));
   if (!o.ids)
     throw Error(ErrorKind::usage, "assay run", "text needs a tokenizer, which this version does not have yet", "--ids", "",

@@ -87,7 +87,10 @@ std::map<std::string, std::string> read_index(const fs::path& dir) {
 }  // namespace
 
 std::string read_text_file(const fs::path& path) {
+  constexpr size_t kMaxBytes = size_t{256} << 20;   // the largest tokenizer.json known has 33 MB
   auto file = MappedFile::open(path);
+  if (file->size() > kMaxBytes)
+    throw Error(ErrorKind::malformed, path.string(), "absurd size of a JSON file", bytes_text(kMaxBytes) + " at most", bytes_text(file->size()));
   return std::string(reinterpret_cast<const char*>(file->data()), file->size());
 }
 
@@ -116,7 +119,7 @@ std::map<std::string, std::string> parse_safetensors_index(const Json& json, con
 
 Model load_hf_folder(const fs::path& dir) {
   const fs::path config_path = dir / "config.json";
-  if (!fs::exists(config_path)) {
+  if (!is_there(config_path)) {
     throw Error(ErrorKind::malformed, dir.string(), "is not a model folder", "config.json and *.safetensors",
                 "no config.json");
   }
@@ -125,9 +128,9 @@ Model load_hf_folder(const fs::path& dir) {
   // transformers takes the single file where both exist.
   std::map<std::string, std::string> index;
   std::set<std::string> files;
-  if (fs::exists(dir / kSingleName)) {
+  if (is_there(dir / kSingleName)) {
     files.insert(kSingleName);
-  } else if (fs::exists(dir / kIndexName)) {
+  } else if (is_there(dir / kIndexName)) {
     index = read_index(dir);
     for (const auto& [tensor, file] : index) files.insert(file);
   } else {
@@ -138,7 +141,7 @@ Model load_hf_folder(const fs::path& dir) {
 
   const bool sharded = !index.empty();
   for (const std::string& file : files) {
-    if (!fs::exists(dir / file)) {
+    if (!is_there(dir / file)) {
       throw Error(ErrorKind::malformed, (dir / kIndexName).string(), "names a file that is not there", in_quotes(file),
                   "no such file");
     }

@@ -130,7 +130,7 @@ void check_named(const Vocabulary& v, const JsonReader& r, const char* key, cons
 
 std::string check_tokenizer(const fs::path& dir, Config& config) {
   auto read = [&](const char* name) {
-    return fs::exists(dir / name) ? std::optional(read_text_file(dir / name)) : std::nullopt;
+    return is_there(dir / name) ? std::optional(read_text_file(dir / name)) : std::nullopt;
   };
   return check_tokenizer(
       {dir.string(), read("tokenizer.json"), read("tokenizer_config.json"), read("generation_config.json")}, config);
