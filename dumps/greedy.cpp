@@ -271,6 +271,12 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
       out.records.push_back(r);
       continue;
     }
+    if (wanted == 0) {
+      r.status = Status::fail;
+      r.reason = "no greedy ids to compare: the baseline's list is empty";
+      out.records.push_back(r);
+      continue;
+    }
     if (fed < 0) {
       r.status = Status::fail;
       r.reason = "another prompt: the ids differ";
