@@ -72,12 +72,6 @@ struct CheckCommand {
   bool verbose = false, until_fail = false, exact = false, this_cpu = false;
 };
 
-Isa isa_of(const std::string& name) {
-  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512})
-    if (name == name_of(i)) return i;
-  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
-}
-
 int run(const CheckCommand& o) {
   std::vector<const Check*> checks = o.selection.select();
   if (o.exact) std::erase_if(checks, [&](const Check* c) { return c->id != o.selection.filter; });
@@ -98,7 +92,7 @@ int run(const CheckCommand& o) {
   context.root = find_root(o.root);
   context.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-" + std::to_string(getpid())) : std::filesystem::path(o.work);
   context.threads = o.threads;
-  if (!o.isa.empty()) context.isa = isa_of(o.isa);
+  if (!o.isa.empty()) context.isa = isa_from_name(o.isa);
   if (!isa_supported(context.isa)) throw Error(ErrorKind::usage, "--isa", "this CPU lacks it", "at most " + std::string(name_of(best_isa())), o.isa);
 
   std::vector<CheckResult> results;

@@ -24,12 +24,6 @@ int64_t parse_integer(std::string_view text, const std::string& option, const st
   return value;
 }
 
-Isa isa_from_name(const std::string& name) {
-  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512})
-    if (name == name_of(i)) return i;
-  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
-}
-
 KvType kv_from_name(const std::string& name) {
   for (KvType t : {KvType::f32, KvType::f16, KvType::bf16})
     if (name == name_of(t)) return t;
@@ -37,6 +31,12 @@ KvType kv_from_name(const std::string& name) {
 }
 
 }  // namespace
+
+Isa isa_from_name(const std::string& name) {
+  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512})
+    if (name == name_of(i)) return i;
+  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
+}
 
 CaptureMode capture_mode_from_name(const std::string& name) {
   if (name == "full") return CaptureMode::full;

@@ -29,6 +29,7 @@ struct ModelOptions {
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& option);
 /// "0,3-5" as closed ranges.
 std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option);
+Isa isa_from_name(const std::string& name);                   // of --isa
 CaptureMode capture_mode_from_name(const std::string& name);   // of --mode
 std::vector<std::string> split(const std::string& text, char separator);
 std::string join(const std::vector<int32_t>& ids);
