@@ -13,9 +13,9 @@
 
 namespace assay {
 
-/// How the elements of a weight matrix are stored. Quantised types are blocks of 32 (Q6_K: 256) along a row, in ggml's file
-/// layout (formats/quant.h).
-enum class WeightType : uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q6_k };
+/// How the elements of a weight matrix are stored. Quantised types are blocks of 32 (K-quants: 256) along a row, in ggml's
+/// file layout (formats/quant.h).
+enum class WeightType : uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
 std::string_view name_of(WeightType t);
 bool is_quantised(WeightType t);
 int64_t block_elements(WeightType t);          // 1, 32 or 256

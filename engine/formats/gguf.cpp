@@ -57,14 +57,14 @@ constexpr TensorTypeName kTensorTypes[] = {{0, "F32", WeightType::f32},
                                            {1, "F16", WeightType::f16},
                                            {2, "Q4_0", WeightType::q4_0},
                                            {3, "Q4_1", WeightType::q4_1},
-                                           {6, "Q5_0", {}},
-                                           {7, "Q5_1", {}},
+                                           {6, "Q5_0", WeightType::q5_0},
+                                           {7, "Q5_1", WeightType::q5_1},
                                            {8, "Q8_0", WeightType::q8_0},
                                            {9, "Q8_1", {}},
                                            {10, "Q2_K", {}},
                                            {11, "Q3_K", {}},
-                                           {12, "Q4_K", {}},
-                                           {13, "Q5_K", {}},
+                                           {12, "Q4_K", WeightType::q4_k},
+                                           {13, "Q5_K", WeightType::q5_k},
                                            {14, "Q6_K", WeightType::q6_k},
                                            {15, "Q8_K", {}},
                                            {16, "IQ2_XXS", {}},
@@ -85,7 +85,7 @@ constexpr TensorTypeName kTensorTypes[] = {{0, "F32", WeightType::f32},
                                            {34, "TQ1_0", {}},
                                            {35, "TQ2_0", {}},
                                            {39, "MXFP4", {}}};
-constexpr const char* kSupportedTypes = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K";
+constexpr const char* kSupportedTypes = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
 
 uint64_t align_up(uint64_t v, uint64_t alignment) {
   return (v + alignment - 1) / alignment * alignment;

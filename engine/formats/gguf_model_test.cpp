@@ -366,7 +366,7 @@ TEST(QuantBlocks, Layouts) {
                         : q.type == WeightType::q4_1 ? sizeof(BlockQ4_1)
                                                      : sizeof(BlockQ6_K);
     EXPECT_EQ(block_bytes(q.type), size) << name_of(q.type);
-    EXPECT_EQ(block_elements(q.type), q.type == WeightType::q6_k ? kQ6KElements : kQuantGroup) << name_of(q.type);
+    EXPECT_EQ(block_elements(q.type), q.type == WeightType::q6_k ? kKElements : kQuantGroup) << name_of(q.type);
   }
 }
 

@@ -103,6 +103,10 @@ TEST(Gguf, ReadsEverySupportedType) {
                 {kQ8_0, WeightType::q8_0, 272},
                 {kQ4_0, WeightType::q4_0, 144},
                 {kQ4_1, WeightType::q4_1, 160},
+                {6, WeightType::q5_0, 22},
+                {7, WeightType::q5_1, 24},
+                {12, WeightType::q4_k, 144},
+                {13, WeightType::q5_k, 176},
                 {kQ6_K, WeightType::q6_k, 210}}) {
     GgufBuilder b = small();
     b.tensor("w", {256, 3}, r.number, std::string(3 * r.bytes, '\0'));
@@ -266,12 +270,8 @@ TEST(Gguf, RefusesUnsupportedTensorTypesByName) {
     uint32_t number;
     const char* name;
   };
-  for (Row r : {Row{6, "Q5_0"},
-                {7, "Q5_1"},
-                {10, "Q2_K"},
+  for (Row r : {Row{10, "Q2_K"},
                 {11, "Q3_K"},
-                {12, "Q4_K"},
-                {13, "Q5_K"},
                 {16, "IQ2_XXS"},
                 {20, "IQ4_NL"},
                 {28, "F64"},
@@ -284,7 +284,7 @@ TEST(Gguf, RefusesUnsupportedTensorTypesByName) {
     const std::string bytes = b.build();
     const std::string error = error_of([&] { parse(bytes); });
     EXPECT_NE(error.find(r.name), std::string::npos) << error;
-    EXPECT_NE(error.find("F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K"), std::string::npos) << error;
+    EXPECT_NE(error.find("F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K"), std::string::npos) << error;
     EXPECT_NE(error.find("tensor \"b\""), std::string::npos) << error;
   }
 }

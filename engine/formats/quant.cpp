@@ -26,6 +26,14 @@ ScaleLayout scales_of(WeightType t) {
       return {{offsetof(BlockQ4_0, d), 0}, 1};
     case WeightType::q4_1:
       return {{offsetof(BlockQ4_1, d), offsetof(BlockQ4_1, m)}, 2};
+    case WeightType::q5_0:
+      return {{offsetof(BlockQ5_0, d), 0}, 1};
+    case WeightType::q5_1:
+      return {{offsetof(BlockQ5_1, d), offsetof(BlockQ5_1, m)}, 2};
+    case WeightType::q4_k:
+      return {{offsetof(BlockQ4_K, d), offsetof(BlockQ4_K, dmin)}, 2};
+    case WeightType::q5_k:
+      return {{offsetof(BlockQ5_K, d), offsetof(BlockQ5_K, dmin)}, 2};
     case WeightType::q6_k:
       return {{offsetof(BlockQ6_K, d), 0}, 1};
     case WeightType::f32:

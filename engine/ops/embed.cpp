@@ -44,6 +44,14 @@ void embed(const EmbedArgs& a, int64_t begin, int64_t end) {
       return embed_of<WeightType::q4_0>(a, begin, end);
     case WeightType::q4_1:
       return embed_of<WeightType::q4_1>(a, begin, end);
+    case WeightType::q5_0:
+      return embed_of<WeightType::q5_0>(a, begin, end);
+    case WeightType::q5_1:
+      return embed_of<WeightType::q5_1>(a, begin, end);
+    case WeightType::q4_k:
+      return embed_of<WeightType::q4_k>(a, begin, end);
+    case WeightType::q5_k:
+      return embed_of<WeightType::q5_k>(a, begin, end);
     case WeightType::q6_k:
       return embed_of<WeightType::q6_k>(a, begin, end);
   }

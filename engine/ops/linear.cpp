@@ -272,6 +272,14 @@ void linear(const LinearArgs& a, int64_t begin, int64_t end) {
       return linear_of<WeightType::q4_0>(a, begin, end);
     case WeightType::q4_1:
       return linear_of<WeightType::q4_1>(a, begin, end);
+    case WeightType::q5_0:
+      return linear_of<WeightType::q5_0>(a, begin, end);
+    case WeightType::q5_1:
+      return linear_of<WeightType::q5_1>(a, begin, end);
+    case WeightType::q4_k:
+      return linear_of<WeightType::q4_k>(a, begin, end);
+    case WeightType::q5_k:
+      return linear_of<WeightType::q5_k>(a, begin, end);
     case WeightType::q6_k:
       return linear_of<WeightType::q6_k>(a, begin, end);
   }

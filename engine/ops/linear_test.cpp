@@ -11,7 +11,12 @@ namespace {
 using namespace test;
 
 constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0,
-                                 WeightType::q4_0, WeightType::q4_1, WeightType::q6_k};
+                                 WeightType::q4_0, WeightType::q4_1, WeightType::q5_0, WeightType::q5_1,
+                                 WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
+
+bool has_minimum(WeightType type) {  // a second binary16 after the first
+  return type == WeightType::q4_1 || type == WeightType::q5_1 || type == WeightType::q4_k || type == WeightType::q5_k;
+}
 
 double half_value(uint16_t h) {
   const int exponent = h >> 10 & 31, fraction = h & 1023;
@@ -46,7 +51,7 @@ std::vector<std::byte> random_weights(Rng& rng, WeightType type, int64_t rows, i
   const size_t block = block_bytes(type);
   for (size_t at = 0; at < bytes.size(); at += block) {
     put16(at + (type == WeightType::q6_k ? offsetof(BlockQ6_K, d) : 0), scale());
-    if (type == WeightType::q4_1) put16(at + 2, scale());
+    if (has_minimum(type)) put16(at + 2, scale());
   }
   return bytes;
 }
@@ -77,6 +82,29 @@ float widened(WeightType type, const std::byte* row, int64_t k) {
       return float(f16(18 * b) * ((i < 16 ? u8(18 * b + 2 + i) & 15 : u8(18 * b + 2 + i - 16) >> 4) - 8));
     case WeightType::q4_1:
       return float(f16(20 * b) * (i < 16 ? u8(20 * b + 4 + i) & 15 : u8(20 * b + 4 + i - 16) >> 4) + f16(20 * b + 2));
+    case WeightType::q5_0:
+    case WeightType::q5_1: {
+      const size_t base = row_bytes(type, 32) * b, qh = base + (type == WeightType::q5_0 ? 2 : 4), qs = qh + 4;
+      const int low = i < 16 ? u8(qs + i) & 15 : u8(qs + i - 16) >> 4, high = u8(qh + i / 8) >> (i % 8) & 1;
+      if (type == WeightType::q5_0) return float(f16(base) * (low + 16 * high - 16));
+      return float(f16(base) * (low + 16 * high) + f16(base + 2));
+    }
+    case WeightType::q4_k:
+    case WeightType::q5_k: {  // as ggml unpacks them: get_scale_min_k4, pairs of groups share 32 bytes
+      const size_t base = row_bytes(type, 256) * size_t(k / 256), g = size_t(k % 256) / 32, s = base + 4;
+      const size_t qh = base + 16, qs = type == WeightType::q4_k ? qh : qh + 32;
+      int scale, minimum;
+      if (g < 4) {
+        scale = u8(s + g) & 63;
+        minimum = u8(s + g + 4) & 63;
+      } else {
+        scale = (u8(s + g + 4) & 0xf) | (u8(s + g - 4) >> 6) << 4;
+        minimum = (u8(s + g + 4) >> 4) | (u8(s + g) >> 6) << 4;
+      }
+      int code = g % 2 ? u8(qs + 32 * (g / 2) + i) >> 4 : u8(qs + 32 * (g / 2) + i) & 15;
+      if (type == WeightType::q5_k && (u8(qh + i) & 1 << g)) code += 16;
+      return float(f16(base) * scale * code - f16(base + 2) * minimum);
+    }
     case WeightType::q6_k: {  // ggml's own order of loops, over one block
       const size_t base = 210 * size_t(k / 256), r = size_t(k % 256), n = r / 128, l = r % 32, q = r % 128 / 32;
       const int low = u8(base + 64 * n + (q & 1 ? l + 32 : l)), high = u8(base + 128 + 32 * n + l);
@@ -137,7 +165,7 @@ TEST(Linear, EveryTypeShapeAndCutHasTheBytesOfTheRule) {
   for (WeightType type : kTypes) {
     std::vector<int64_t> columns = {1, 7, 15, 16, 17, 31, 32, 33, 63, 255, 256, 257, 511, 513, 576, 1000};
     if (is_quantised(type)) columns = {32, 64, 96, 224, 256, 288, 512, 544, 576, 1024};
-    if (type == WeightType::q6_k) columns = {256, 512, 768, 1280};
+    if (block_elements(type) == 256) columns = {256, 512, 768, 1280};
     for (int64_t k : columns) {
       for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 13}) {
         const Case c{type, uniform(rng, 1, 11), k, tokens, uniform(rng, 0, 1) == 1, uniform(rng, 0, 2) == 0};
@@ -152,7 +180,8 @@ TEST(Linear, LongRowsAndManyTokensHaveTheBytesOfTheRule) {
   Rng rng = seeded(2);
   for (const Case& c :
        {Case{WeightType::bf16, 9, 4096, 70, true, false}, Case{WeightType::f32, 6, 5000, 33, false, false},
-        Case{WeightType::q4_1, 5, 8192, 29, false, false}, Case{WeightType::f16, 3, 20000, 1, true, false}}) {
+        Case{WeightType::q4_1, 5, 8192, 29, false, false}, Case{WeightType::q4_k, 5, 8192, 29, false, false},
+        Case{WeightType::f16, 3, 20000, 1, true, false}}) {
     Reference r(rng, c);
     for (Isa isa : isas()) EXPECT_TRUE(same_bytes(r.run(rng, isa), r.y)) << text(c, isa);
   }

@@ -115,6 +115,14 @@ template <int kBits>
 ASSAY_V vi vi_sra(vi a) {
   return _mm512_srai_epi32(a, kBits);
 }
+ASSAY_V vi vi_srl_by(vi a, int count) {
+  return _mm512_srl_epi32(a, _mm_cvtsi32_si128(count));
+}
+ASSAY_V vi vi_bits_of(uint32_t x) {  // bit i of x in lane i, as 0 or 1
+  return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32((int32_t)x),
+                                            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
+                          _mm512_set1_epi32(1));
+}
 ASSAY_V bool vi_any_negative(vi a) {
   return _mm512_movepi32_mask(a) != 0;
 }
@@ -235,6 +243,13 @@ ASSAY_V vi vi_srl(vi a) {
 template <int kBits>
 ASSAY_V vi vi_sra(vi a) {
   return _mm256_srai_epi32(a, kBits);
+}
+ASSAY_V vi vi_srl_by(vi a, int count) {
+  return _mm256_srl_epi32(a, _mm_cvtsi32_si128(count));
+}
+ASSAY_V vi vi_bits_of(uint32_t x) {  // bit i of x in lane i, as 0 or 1
+  return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int32_t)x), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+                          _mm256_set1_epi32(1));
 }
 ASSAY_V bool vi_any_negative(vi a) {
   return _mm256_movemask_ps(_mm256_castsi256_ps(a)) != 0;
@@ -372,7 +387,7 @@ ASSAY_V vi v_to_bf16(vf x) {
   return vi_or(vi_and(nan, vi_set(0x7fc0)), vi_and(vi_xor(nan, vi_set(-1)), rounded));
 }
 
-/// Where the group of 32 that starts at column k begins in a row (of Q6_K: its block).
+/// Where the group of 32 that starts at column k begins in a row (of K-quants: its block).
 template <WeightType kType>
 ASSAY_V const std::byte* place_of(const std::byte* row, int64_t k) {
   if constexpr (kType == WeightType::f32) return row + 4 * k;
@@ -380,7 +395,11 @@ ASSAY_V const std::byte* place_of(const std::byte* row, int64_t k) {
   if constexpr (kType == WeightType::q8_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
   if constexpr (kType == WeightType::q4_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_0);
   if constexpr (kType == WeightType::q4_1) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_1);
-  if constexpr (kType == WeightType::q6_k) return row + k / kQ6KElements * (int64_t)sizeof(BlockQ6_K);
+  if constexpr (kType == WeightType::q5_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_0);
+  if constexpr (kType == WeightType::q5_1) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_1);
+  if constexpr (kType == WeightType::q4_k) return row + k / kKElements * (int64_t)sizeof(BlockQ4_K);
+  if constexpr (kType == WeightType::q5_k) return row + k / kKElements * (int64_t)sizeof(BlockQ5_K);
+  if constexpr (kType == WeightType::q6_k) return row + k / kKElements * (int64_t)sizeof(BlockQ6_K);
 }
 
 /// Elements k .. k+kLanes of a widened weight row (op.h, weight_at, same bits but for the payload of a NaN); k is a
@@ -404,9 +423,33 @@ ASSAY_V vf weight_vector(const std::byte* row, int64_t k) {
     if constexpr (kMin) return v_fma(d, vi_to_float(code), v_set(_cvtsh_ss(load_u16(b + offsetof(BlockQ4_1, m)))));
     return v_mul(d, vi_to_float(vi_sub(code, vi_set(8))));
   }
+  if constexpr (kType == WeightType::q5_0 || kType == WeightType::q5_1) {
+    constexpr bool kMin = kType == WeightType::q5_1;
+    constexpr size_t kHigh = kMin ? offsetof(BlockQ5_1, high) : offsetof(BlockQ5_0, high);
+    const std::byte* b = place_of<kType>(row, k);
+    const vi pairs = vi_load_u8(b + kHigh + 4 + i % 16);
+    const vi low = i < 16 ? vi_and(pairs, vi_set(15)) : vi_srl<4>(pairs);
+    const vi code = vi_or(low, vi_shl<4>(vi_bits_of(load_u32(b + kHigh) >> i)));
+    const vf d = v_set(_cvtsh_ss(load_u16(b)));
+    if constexpr (kMin) return v_fma(d, vi_to_float(code), v_set(_cvtsh_ss(load_u16(b + offsetof(BlockQ5_1, m)))));
+    return v_mul(d, vi_to_float(vi_sub(code, vi_set(16))));
+  }
+  if constexpr (kType == WeightType::q4_k || kType == WeightType::q5_k) {
+    constexpr bool kFive = kType == WeightType::q5_k;
+    const std::byte* b = place_of<kType>(row, k);
+    const int g = (int)(k % kKElements / kQuantGroup);
+    const vi pairs =
+        vi_load_u8(b + (kFive ? offsetof(BlockQ5_K, codes) : offsetof(BlockQ4_K, codes)) + 32 * (g / 2) + i);
+    vi code = g % 2 == 0 ? vi_and(pairs, vi_set(15)) : vi_srl<4>(pairs);
+    if constexpr (kFive) {
+      const vi high = vi_and(vi_srl_by(vi_load_u8(b + offsetof(BlockQ5_K, high) + i), g), vi_set(1));
+      code = vi_or(code, vi_shl<4>(high));
+    }
+    return v_fma(v_set(k_group_scale(b, g)), vi_to_float(code), v_set(k_group_minimum(b, g)));
+  }
   if constexpr (kType == WeightType::q6_k) {
     const std::byte* b = place_of<kType>(row, k);
-    const int r = (int)(k % kQ6KElements), half = r / 128, quarter = r % 128 / 32;
+    const int r = (int)(k % kKElements), half = r / 128, quarter = r % 128 / 32;
     vi low = vi_load_u8(b + 64 * half + 32 * (quarter % 2) + i),
        high = vi_load_u8(b + offsetof(BlockQ6_K, high) + 32 * half + i);
     if (quarter >= 2) low = vi_srl<4>(low);

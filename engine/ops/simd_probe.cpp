@@ -99,6 +99,12 @@ static void run(Simd what, const float* a, const float* b, const float* c, float
       case Simd::sra_31:
         r = vi_float_bits(vi_sra<31>(u));
         break;
+      case Simd::srl_by:
+        r = vi_float_bits(vi_srl_by(u, (int)count));
+        break;
+      case Simd::bits_of:  // of the vector's first element
+        r = vi_to_float(vi_bits_of(bits_of(a[i])));
+        break;
       case Simd::abs_bits:
         r = vi_float_bits(vi_abs_bits(x));
         break;

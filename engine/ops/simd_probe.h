@@ -35,6 +35,8 @@ enum class Simd {
   shl_23,
   srl_16,
   sra_31,
+  srl_by,
+  bits_of,
   abs_bits,
   any_negative,
   fold,

@@ -153,6 +153,23 @@ TEST(Simd, ElementwiseFunctionsEqualScalarCode) {
   }
 }
 
+TEST(Simd, RuntimeShiftsAndBitsOfAWord) {
+  Rng rng = seeded(44);
+  for (auto [isa, probe] : vector_sets()) {
+    const auto a = any_bits(rng);
+    std::vector<float> out(kN);
+    for (int count = 0; count < 32; count++) {
+      probe->run(Simd::srl_by, a.data(), a.data(), a.data(), out.data(), kN, count);
+      for (size_t i = 0; i < kN; i++) ASSERT_EQ(bits_of(out[i]), bits_of(a[i]) >> count) << name_of(isa);
+    }
+    probe->run(Simd::bits_of, a.data(), a.data(), a.data(), out.data(), kN, 0);
+    for (size_t i = 0; i < kN; i++) {
+      const size_t lane = i % size_t(probe->lanes);
+      ASSERT_EQ(out[i], float(bits_of(a[i - lane]) >> lane & 1)) << name_of(isa) << " lane " << lane;
+    }
+  }
+}
+
 TEST(Simd, ExpAndNarrowingEqualNumericsOverASweepOfAllFloats) {
   const uint64_t stride = std::getenv("ASSAY_ALL_FLOATS") ? 1 : 4099;
   for (auto [isa, probe] : vector_sets()) {

@@ -82,6 +82,14 @@ std::string_view name_of(WeightType t) {
       return "Q4_0";
     case WeightType::q4_1:
       return "Q4_1";
+    case WeightType::q5_0:
+      return "Q5_0";
+    case WeightType::q5_1:
+      return "Q5_1";
+    case WeightType::q4_k:
+      return "Q4_K";
+    case WeightType::q5_k:
+      return "Q5_K";
     case WeightType::q6_k:
       return "Q6_K";
   }
@@ -101,7 +109,11 @@ int64_t block_elements(WeightType t) {
     case WeightType::q8_0:
     case WeightType::q4_0:
     case WeightType::q4_1:
+    case WeightType::q5_0:
+    case WeightType::q5_1:
       return 32;
+    case WeightType::q4_k:
+    case WeightType::q5_k:
     case WeightType::q6_k:
       return 256;
   }
@@ -121,6 +133,14 @@ size_t block_bytes(WeightType t) {
       return 18;
     case WeightType::q4_1:
       return 20;
+    case WeightType::q5_0:
+      return 22;
+    case WeightType::q5_1:
+      return 24;
+    case WeightType::q4_k:
+      return 144;
+    case WeightType::q5_k:
+      return 176;
     case WeightType::q6_k:
       return 210;
   }
