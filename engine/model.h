@@ -99,6 +99,11 @@ struct Model {
   bool quantised() const;          // any weight matrix is
 };
 
+/// What the activations of a quantised weight become: 16-bit integers per group of 32 (the default), 8-bit ones, or floats
+/// with the weight widened (NUMERICS.md).
+enum class Activations : uint8_t { s16, s8, f32 };
+std::string_view name_of(Activations a);
+
 /// Element type of the KV cache: values are rounded (nearest even) when stored and widened exactly before use.
 enum class KvType : uint8_t { f32, f16, bf16 };
 std::string_view name_of(KvType t);

@@ -33,7 +33,7 @@ KvType kv_from_name(const std::string& name) {
 }  // namespace
 
 Isa isa_from_name(const std::string& name) {
-  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512})
+  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni})
     if (name == name_of(i)) return i;
   throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
 }

@@ -277,7 +277,7 @@ const Entry kEntries[] = {
 
 void add_kernel_checks(std::vector<Check>& out) {
   for (const Entry& e : kEntries)
-    for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+    for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni}) {
       Check k;
       k.id = fmt::format("kernel/{}/{}", e.op, name_of(isa));
       k.level = Level::byte_exact;

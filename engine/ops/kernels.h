@@ -11,7 +11,7 @@
 
 namespace assay {
 
-enum class Isa : uint8_t { scalar, avx2, avx512 };   // avx2: with FMA and F16C; avx512: F, BW, DQ, VL
+enum class Isa : uint8_t { scalar, avx2, avx512, avx512vnni };   // avx2: with FMA and F16C; avx512: F, BW, DQ, VL; + VNNI
 
 /// y[t][n] = sum over k of w[n][k] * x[t][k], by the float rule (quantised rows are widened first), + bias[n].
 /// Items: output rows n.
@@ -21,6 +21,27 @@ struct LinearArgs {
   const float* x;           // [tokens, k]
   float* y;                 // [tokens, n]
   int64_t tokens;
+};
+/// Activation rows as 16 or 8 bit integers in groups of 32 along K: what quantise writes and quant_linear reads.
+struct QuantisedRows {
+  Activations kind;         // s16 or s8
+  int64_t rows, columns;    // columns: a multiple of 32
+  std::byte* codes;         // s16: int16 [rows][columns]; s8: int8 [rows][columns], columns 1 and 2 of every four swapped
+  float* scales;            // [rows][columns / 32]; NaN where the group holds an Inf or NaN, its codes are then 0
+  int32_t* sums;            // [rows][columns / 32][2]: of the codes of each half of a group
+};
+/// Items: groups, row * (columns / 32) + group.
+struct QuantiseArgs {
+  const float* x;           // [rows, columns]
+  QuantisedRows out;
+};
+/// y[t][n] by the rule of quantised weights, + bias[n]. Items: panels of 16 output rows (panel.h).
+struct QuantLinearArgs {
+  Matrix w;                 // [n, k], quantised
+  const std::byte* panels;  // SIMD sets read these, the scalar set reads w and none
+  QuantisedRows x;
+  const float* bias;        // [n] or null
+  float* y;                 // [tokens, n]
 };
 /// y[t] = widened row ids[t] of the table. Items: t.
 struct EmbedArgs {
@@ -82,6 +103,8 @@ struct BinaryArgs {
 struct Kernels {
   Isa isa;
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*quantise)(const QuantiseArgs&, int64_t begin, int64_t end);
+  void (*quant_linear)(const QuantLinearArgs&, int64_t begin, int64_t end);
   void (*embed)(const EmbedArgs&, int64_t begin, int64_t end);
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*head_norm)(const NormArgs&, int64_t begin, int64_t end);

@@ -19,6 +19,8 @@ namespace assay::inline ASSAY_ISA {
 
 // ---- the ops, one file each; isa_table.cpp collects them
 void linear(const LinearArgs& a, int64_t begin, int64_t end);
+void quantise(const QuantiseArgs& a, int64_t begin, int64_t end);
+void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end);
 void embed(const EmbedArgs& a, int64_t begin, int64_t end);
 void rms_norm(const NormArgs& a, int64_t begin, int64_t end);
 void head_norm(const NormArgs& a, int64_t begin, int64_t end);

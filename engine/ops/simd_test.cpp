@@ -17,7 +17,7 @@ namespace avx512 {
 extern const SimdProbe kProbe;
 }
 const SimdProbe* simd_probe(Isa isa) {
-  return isa == Isa::avx2 ? &avx2::kProbe : isa == Isa::avx512 ? &avx512::kProbe : nullptr;
+  return isa == Isa::avx2 ? &avx2::kProbe : isa >= Isa::avx512 ? &avx512::kProbe : nullptr;
 }
 #else
 const SimdProbe* simd_probe(Isa) {

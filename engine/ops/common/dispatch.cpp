@@ -20,6 +20,9 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx512vnni {
+void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end);
+}
 #endif
 
 std::string_view name_of(Isa isa) {
@@ -30,6 +33,8 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::avx512vnni:
+      return "avx512vnni";
   }
   return "unknown";
 }
@@ -43,16 +48,19 @@ bool isa_supported(Isa isa) {
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);  // a name that clang 14's builtin does not know
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   if (isa == Isa::avx2) return avx2;
-  if (isa == Isa::avx512) {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (isa == Isa::avx512) return avx512;
+  if (isa == Isa::avx512vnni) return avx512 && __builtin_cpu_supports("avx512vnni");
 #endif
   return false;
 }
 
 Isa best_isa() {
-  static const Isa best = isa_supported(Isa::avx512) ? Isa::avx512 : isa_supported(Isa::avx2) ? Isa::avx2 : Isa::scalar;
+  static const Isa best = isa_supported(Isa::avx512vnni) ? Isa::avx512vnni
+                          : isa_supported(Isa::avx512)   ? Isa::avx512
+                          : isa_supported(Isa::avx2)     ? Isa::avx2
+                                                         : Isa::scalar;
   return best;
 }
 
@@ -64,6 +72,15 @@ const Kernels& kernels(Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::avx2) return avx2::kKernels;
   if (isa == Isa::avx512) return avx512::kKernels;
+  if (isa == Isa::avx512vnni) {  // integer products of its own; everything else is that of avx512
+    static const Kernels vnni = [] {
+      Kernels k = avx512::kKernels;
+      k.isa = Isa::avx512vnni;
+      k.quant_linear = avx512vnni::quant_linear;
+      return k;
+    }();
+    return vnni;
+  }
 #endif
   return scalar::kKernels;
 }
@@ -145,6 +162,10 @@ size_t block_bytes(WeightType t) {
       return 210;
   }
   return 0;
+}
+
+std::string_view name_of(Activations a) {
+  return a == Activations::s16 ? "s16" : a == Activations::s8 ? "s8" : "f32";
 }
 
 std::string_view name_of(KvType t) {

@@ -1,0 +1,76 @@
+#include "engine/ops/panel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/ops/group.h"
+
+namespace assay {
+namespace {
+
+constexpr int kOrder[4] = {0, 2, 1, 3};
+
+void put(std::byte* p, uint32_t bits, int shift = 0) {
+  *p |= std::byte(bits << shift);
+}
+
+/// Row r of the panel: codes and high bits of group g.
+void put_codes(WeightType t, const uint8_t* code, int64_t g, int64_t r, std::byte* panel, const PanelLayout& l) {
+  std::byte* codes = panel + g * (code_bits(t) == 8 ? 512 : 256) + 4 * r;
+  if (code_bits(t) == 8) {
+    for (int i = 0; i < 8; i++)
+      for (int b = 0; b < 4; b++) put(codes + 64 * i + b, code[4 * i + kOrder[b]]);
+    return;
+  }
+  for (int s = 0; s < 8; s++) {  // half-steps: step s / 2, low or high nibbles
+    for (int b = 0; b < 4; b++) {
+      const uint32_t c = code[4 * s + kOrder[b]];
+      put(codes + 64 * (s / 2) + b, c & 15, 4 * (s % 2));
+      if (code_bits(t) == 5) put(panel + l.high + 64 * g + 4 * r + b, c >> 4, s);
+      if (code_bits(t) == 6) put(panel + l.high + 128 * g + 64 * (s / 4) + 4 * r + b, c >> 4, 2 * (s % 4));
+    }
+  }
+}
+
+void put_scales(WeightType t, const std::byte* row, int64_t g, int64_t r, std::byte* scales) {
+  const std::byte* block = group_block(t, row, g);
+  const int j = int(g % 8);
+  if (!is_k_quant(t)) {
+    std::byte* out = scales + g * (has_minimum(t) ? 64 : 32);
+    std::memcpy(out + 2 * r, block, 2);
+    if (has_minimum(t)) std::memcpy(out + 32 + 2 * r, block + 2, 2);
+    return;
+  }
+  const bool six = t == WeightType::q6_k;
+  std::byte* out = scales + g / 8 * ((six ? 32 : 64) + 8 * 32);
+  if (j == 0) {
+    std::memcpy(out + 2 * r, six ? block + 208 : block, 2);
+    if (!six) std::memcpy(out + 32 + 2 * r, block + 2, 2);
+  }
+  std::byte* mine = out + (six ? 32 : 64) + 32 * j + r;
+  mine[0] = six ? block[192 + 2 * j] : std::byte(k_scale(block + 4, j, 0));
+  mine[16] = six ? block[193 + 2 * j] : std::byte(k_scale(block + 4, j, 1));
+}
+
+}  // namespace
+
+void repack(const Matrix& m, std::byte* out, int64_t begin, int64_t end) {
+  const PanelLayout l = panel_layout(m.type, m.columns);
+  const size_t row_size = row_bytes(m.type, m.columns);
+  uint8_t code[32];
+  for (int64_t p = begin; p < end; p++) {
+    std::byte* panel = out + size_t(p) * l.bytes;
+    std::memset(panel, 0, l.bytes);
+    const int64_t rows = std::min(kPanelRows, m.rows - p * kPanelRows);
+    for (int64_t r = 0; r < rows; r++) {
+      const std::byte* row = m.data + size_t(p * kPanelRows + r) * row_size;
+      for (int64_t g = 0; g < l.groups; g++) {
+        group_codes(m.type, row, g, code);
+        put_codes(m.type, code, g, r, panel, l);
+        put_scales(m.type, row, g, r, panel + l.scales);
+      }
+    }
+  }
+}
+
+}  // namespace assay

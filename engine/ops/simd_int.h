@@ -1,0 +1,64 @@
+// Integer products for quant_linear.cpp, beside simd.h. A lane is 32 bits of one output row: two words or four bytes.
+#pragma once
+#include "engine/ops/simd.h"
+
+namespace assay::inline ASSAY_ISA {
+
+#if defined(ASSAY_ISA_avx512)
+
+ASSAY_V vi vi_load(const void* p) {
+  return _mm512_loadu_si512(p);
+}
+ASSAY_V vi vi_spread(const void* p) {  // the 32 bits at p in every lane
+  int32_t v;
+  memcpy(&v, p, 4);
+  return _mm512_set1_epi32(v);
+}
+template <int kBits>
+ASSAY_V vi vi_srl16(vi a) {  // words
+  return _mm512_srli_epi16(a, kBits);
+}
+/// acc + a.word0 * b.word0 + a.word1 * b.word1, signed words.
+ASSAY_V vi vi_dot_words(vi acc, vi a, vi b) {
+#if defined(ASSAY_ISA_avx512vnni)
+  return _mm512_dpwssd_epi32(acc, a, b);
+#else
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
+#endif
+}
+#if defined(ASSAY_ISA_avx512vnni)
+/// acc + the four products of an unsigned byte of a and a signed byte of b.
+ASSAY_V vi vi_dot_bytes(vi acc, vi a, vi b) {
+  return _mm512_dpbusd_epi32(acc, a, b);
+}
+#else
+/// words + products of neighbouring bytes, a unsigned, b signed: the caller keeps the words from overflowing.
+ASSAY_V vi vi_dot_byte_pairs(vi words, vi a, vi b) {
+  return _mm512_add_epi16(words, _mm512_maddubs_epi16(a, b));
+}
+#endif
+
+#else
+
+ASSAY_V vi vi_load(const void* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+ASSAY_V vi vi_spread(const void* p) {
+  int32_t v;
+  memcpy(&v, p, 4);
+  return _mm256_set1_epi32(v);
+}
+template <int kBits>
+ASSAY_V vi vi_srl16(vi a) {
+  return _mm256_srli_epi16(a, kBits);
+}
+ASSAY_V vi vi_dot_words(vi acc, vi a, vi b) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+}
+ASSAY_V vi vi_dot_byte_pairs(vi words, vi a, vi b) {
+  return _mm256_add_epi16(words, _mm256_maddubs_epi16(a, b));
+}
+
+#endif
+
+}  // namespace assay::inline ASSAY_ISA
