@@ -44,7 +44,7 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
     Capture capture(writer, *engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
     run.generated = generate(*engine, spec.requests, generate_options, &capture, &run.trace);
-    describe(writer.manifest(), *engine, spec.requests, run.generated, spec.generate, Activations::f32);
+    describe(writer.manifest(), *engine, spec.requests, run.generated, spec.generate);
     nlohmann::ordered_json trace = nlohmann::ordered_json::object();
     for (const auto& [variant, nodes] : run.trace.variants()) trace[variant] = nodes;
     writer.manifest()["trace"] = {{"physical_passes", run.trace.passes}, {"nodes_by_variant", trace}};

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "dumps/names.h"
@@ -72,12 +73,29 @@ class CpuBackend {
  public:
   CpuBackend(Isa isa, int threads);   // threads 0: all cores. Throws Error{usage} for an ISA this CPU lacks.
   ~CpuBackend();
+  /// Repacks the quantised weights that linear nodes of `program` use (ops/panel.h), unless their activations are f32 or the
+  /// set is scalar, which reads the file's blocks. Throws Error{memory} with the bytes it wanted. Once, before run().
+  void prepare(const Program& program, Activations activations);
+  size_t panel_bytes() const { return panel_bytes_; }
+  void begin_pass() { quantised_value_ = kNoValue; }   // values of an earlier pass are no longer known
   void run(NodeContext& c);           // Error{numeric} where a finite k or v overflows an f16 cache
   Isa isa() const { return kernels_->isa; }
+  /// What the trace calls the code that runs a node: "avx2"; "avx2+s16" for a quantised linear.
+  std::string variant(const Node& node) const;
   int threads() const;
 
  private:
+  void quant_linear(NodeContext& c);
   const Kernels* kernels_;
+  Activations activations_ = Activations::f32;
+  std::unordered_map<const std::byte*, const std::byte*> panels_;      // by where the matrix lies
+  std::vector<std::shared_ptr<std::byte[]>> panel_storage_;
+  size_t panel_bytes_ = 0;
+  ValueId quantised_value_ = kNoValue;      // what `quantised_` holds: q, k and v share an input, gate and up another
+  QuantisedRows quantised_{};
+  std::vector<std::byte> quantised_codes_;
+  std::vector<float> quantised_scales_;
+  std::vector<int32_t> quantised_sums_;
   std::unique_ptr<ThreadPool> pool_;
   std::vector<std::vector<float>> scratch_;  // attention, one per worker
 };

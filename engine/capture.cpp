@@ -159,7 +159,7 @@ void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const
 }
 
 void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,
-              const std::vector<Generated>& generated, const GenerateOptions& generate, Activations activations) {
+              const std::vector<Generated>& generated, const GenerateOptions& generate) {
   const Config& c = engine.model().config;
   const Provenance& p = engine.model().provenance;
   utsname host{};
@@ -176,8 +176,8 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
     rope["high_freq_factor"] = c.rope.high_freq_factor;
     rope["original_context"] = c.rope.original_context;
   }
-  (void)activations;  // one kind so far
-  manifest["options"] = {{"activations", "f32"}, {"kv", name_of(engine.options().kv)}, {"context", engine.options().context},
+  const Activations activations = engine.model().quantised() ? engine.options().activations : Activations::f32;
+  manifest["options"] = {{"activations", name_of(activations)}, {"kv", name_of(engine.options().kv)}, {"context", engine.options().context},
                          {"slots", engine.options().slots}, {"slot", generate.slot}, {"chunk", generate.chunk},
                          {"batch", generate.batch}, {"rms_eps", double(float(c.rms_eps))}, {"attention_scale_head_dim", c.head_dim},
                          {"rope", rope}, {"tied", c.tied}};

@@ -46,6 +46,6 @@ class Capture : public GenerateObserver {
 /// The manifest's blocks on who computed what: engine, device, model, options that can change a bit, prompts. Taken from the
 /// engine as it runs, not from the command line.
 void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,
-              const std::vector<Generated>& generated, const GenerateOptions& generate, Activations activations);
+              const std::vector<Generated>& generated, const GenerateOptions& generate);
 
 }  // namespace assay

@@ -5,6 +5,7 @@
 #include "dumps/error.h"
 #include "engine/backend.h"
 #include "engine/ops/common/rope_table.h"
+#include "engine/ops/panel.h"
 #include "engine/thread_pool.h"
 
 namespace assay {
@@ -20,6 +21,31 @@ CpuBackend::CpuBackend(Isa isa, int threads) {
   scratch_.resize(pool_->threads());
 }
 CpuBackend::~CpuBackend() = default;
+
+void CpuBackend::prepare(const Program& program, Activations activations) {
+  activations_ = activations;
+  if (activations == Activations::f32 || isa() == Isa::scalar) return;
+  for (const Node& n : program.nodes) {
+    if (n.op != OpKind::linear || !is_quantised(n.weight->type) || panels_.count(n.weight->data)) continue;
+    const Matrix& m = *n.weight;
+    const size_t bytes = assay::panel_bytes(m);
+    auto* data = static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(64), std::nothrow));
+    if (!data)
+      throw Error(ErrorKind::memory, n.name(), "repacked weights do not fit", std::to_string(panel_bytes_ + bytes) + " bytes so far", "",
+                  "--isa scalar or --activations f32 read the file's blocks as they lie.");
+    panel_storage_.emplace_back(data, [](std::byte* p) { ::operator delete[](p, std::align_val_t(64)); });
+    panels_[m.data] = data;
+    panel_bytes_ += bytes;
+    pool_->parallel_for(panels_of(m), 16, [&](int64_t b, int64_t e, int) { repack(m, data, b, e); });
+  }
+}
+
+std::string CpuBackend::variant(const Node& node) const {
+  std::string name(name_of(isa()));
+  if (node.op == OpKind::linear && is_quantised(node.weight->type) && activations_ != Activations::f32)
+    name.append("+").append(name_of(activations_));
+  return name;
+}
 int CpuBackend::threads() const { return pool_->threads(); }
 
 namespace {
@@ -43,6 +69,29 @@ int64_t grain_for(int64_t items, int64_t operations_per_item) {
 
 }  // namespace
 
+void CpuBackend::quant_linear(NodeContext& c) {
+  const Node& n = c.node;
+  const Matrix& w = *n.weight;
+  const int64_t groups = w.columns / 32, all = c.rows * groups;
+  // Requested rows are gathered into a buffer of their own: what it holds is not the value that the id names.
+  const ValueId value = n.requested_rows_only ? kNoValue : n.inputs[0];
+  if (value == kNoValue || value != quantised_value_) {
+    quantised_codes_.resize(size_t(c.rows * w.columns) * (activations_ == Activations::s16 ? 2 : 1));
+    quantised_scales_.resize(size_t(all));
+    quantised_sums_.resize(size_t(2 * all));
+    quantised_ = {activations_, c.rows, w.columns, quantised_codes_.data(), quantised_scales_.data(), quantised_sums_.data()};
+    const QuantiseArgs q{c.inputs[0], quantised_};
+    pool_->parallel_for(all, grain_for(all, 64), [&](int64_t b, int64_t e, int) { kernels_->quantise(q, b, e); });
+    quantised_value_ = value;
+  }
+  const auto found = panels_.find(w.data);
+  const QuantLinearArgs a{w, found == panels_.end() ? nullptr : found->second, quantised_, n.vector ? n.vector->data() : nullptr, c.output};
+  // A thread should read on through memory for a while, and threads should end together: some eight pieces each.
+  const int64_t panels = panels_of(w), piece = panels / (8 * pool_->threads());
+  const int64_t grain = std::max(grain_for(panels, kPanelRows * w.columns * c.rows), std::clamp<int64_t>(piece, 1, 16));
+  pool_->parallel_for(panels, grain, [&](int64_t b, int64_t e, int) { kernels_->quant_linear(a, b, e); });
+}
+
 void CpuBackend::run(NodeContext& c) {
   const Node& n = c.node;
   ThreadPool& pool = *pool_;
@@ -60,6 +109,7 @@ void CpuBackend::run(NodeContext& c) {
       return;
     }
     case OpKind::linear: {
+      if (is_quantised(n.weight->type) && activations_ != Activations::f32) return quant_linear(c);
       const LinearArgs a{*n.weight, n.vector ? n.vector->data() : nullptr, c.inputs[0], c.output, c.rows};
       // Whole tiles of rows per task, so that a cut does not spoil the kernel's blocking.
       const int64_t grain = (grain_for(n.weight->rows, n.weight->columns * c.rows) + 15) / 16 * 16;

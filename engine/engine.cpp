@@ -31,6 +31,7 @@ Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options)
   if (options_.context < 1 || options_.context > (int64_t(1) << 32))
     throw Error(ErrorKind::usage, "--ctx", "context out of range", "1 to 2^32", std::to_string(options_.context));
   backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
+  backend_->prepare(program_, options_.activations);
   rope_ = std::make_unique<RopeTable>(make_rope_table(c.rope, options_.context));
   lengths_.assign(options_.slots, 0);
 
@@ -120,6 +121,7 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
       all_rows.push_back(int64_t(all_rows.size()));
     }
   std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
+  backend_->begin_pass();
   const int64_t physical = trace ? trace->passes++ : 0;
   const float* logits = nullptr;
   std::vector<float> gathered;
@@ -152,7 +154,7 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
       backend_->run(ctx);
     if (trace)
       trace->entries.push_back({batch.pass, physical, int(i), "cpu",
-                                node.replacement ? node.variant : std::string(name_of(backend_->isa())), ctx.rows});
+                                node.replacement ? node.variant : backend_->variant(node), ctx.rows});
     if (observer && ctx.output) observer->value(batch, node, ctx.output, rows, ctx.columns);
     if (some) logits = ctx.output;
     for (ValueId v : node.inputs)

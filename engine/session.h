@@ -13,13 +13,11 @@
 
 namespace assay {
 
-/// Activations of quantised weights. f32: weights are widened and the float rule holds.
-enum class Activations : uint8_t { f32 };
-
 struct EngineOptions {
   Isa isa = best_isa();
   int threads = 0;            // 0: all cores
   KvType kv = KvType::f16;
+  Activations activations = Activations::s16;   // of quantised weights; without any it has no effect
   int slots = 1;
   int64_t context = 0;        // positions per slot; 0: the model's own maximum
   bool poison = false;        // fill unwritten state and every output with NaN before it is written (checks)

@@ -30,12 +30,18 @@ KvType kv_from_name(const std::string& name) {
   throw Error(ErrorKind::usage, "--kv", "unknown cache type", "f16, f32 or bf16", "\"" + name + "\"");
 }
 
+Activations activations_from_name(const std::string& name) {
+  for (Activations a : {Activations::s16, Activations::s8, Activations::f32})
+    if (name == name_of(a)) return a;
+  throw Error(ErrorKind::usage, "--activations", "unknown kind", "s16, s8 or f32", "\"" + name + "\"");
+}
+
 }  // namespace
 
 Isa isa_from_name(const std::string& name) {
   for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni})
     if (name == name_of(i)) return i;
-  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2 or avx512", "\"" + name + "\"");
+  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2, avx512 or avx512vnni", "\"" + name + "\"");
 }
 
 CaptureMode capture_mode_from_name(const std::string& name) {
@@ -91,10 +97,10 @@ void ModelOptions::add(CLI::App& app) {
       ->allow_extra_args(false);
   app.add_option("--case", official, "official case: its model and all its prompts, with its decode passes");
   app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
-  app.add_option("--activations", activations, "s16, s8 or f32: activations of quantised weights; this version runs f32 only");
+  app.add_option("--activations", activations, "activations of quantised weights: s16 (default), s8 or f32 (weights are widened)");
   app.add_option("--kv", kv, "cache type: f16, f32 or bf16")->capture_default_str();
   app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
-  app.add_option("--isa", isa, "scalar, avx2 or avx512 (default: the best this CPU has)");
+  app.add_option("--isa", isa, "scalar, avx2, avx512 or avx512vnni (default: the best this CPU has)");
   app.add_option("--threads", threads, "0: all cores")->capture_default_str();
   app.add_option("--chunk", chunk, "prefill rows per pass, 0: the whole prompt")->capture_default_str();
   app.add_option("--ctx", context, "positions per slot, 0: what the prompts need")->capture_default_str();
@@ -106,15 +112,9 @@ std::shared_ptr<const Model> ModelOptions::load() const {
   if (backend == "cuda")
     throw Error(ErrorKind::usage, "--backend", "this build has no CUDA module", "cpu", "cuda");
   if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
-  if (activations && *activations != "f32" && *activations != "s16" && *activations != "s8")
-    throw Error(ErrorKind::usage, "--activations", "unknown kind", "s16, s8 or f32", "\"" + *activations + "\"");
+  const Activations kind = activations_from_name(activations.value_or("s16"));
   auto m = std::make_shared<Model>(load_model(official.empty() ? model : (std::filesystem::path(official) / "model").string()));
-  const bool f32 = activations && *activations == "f32";
-  if (m->quantised() && !f32)
-    throw Error(ErrorKind::usage, "--activations", "quantised weights run with f32 activations only in this version",
-                "--activations f32", (activations ? *activations : "s16 (the default)"),
-                "Add --activations f32: weights are widened exactly.");
-  if (!m->quantised() && activations && !f32)
+  if (!m->quantised() && activations && kind != Activations::f32)
     throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m->provenance.quantisation + ")", "f32",
                 *activations, "Leave the option out.");
   return m;
@@ -158,6 +158,7 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
       throw Error(ErrorKind::usage, forced_file, "a line of ids per prompt", std::to_string(s.requests.size()), std::to_string(prompt));
   }
   s.engine.kv = kv_from_name(kv);
+  s.engine.activations = activations_from_name(activations.value_or("s16"));
   if (!isa.empty()) s.engine.isa = isa_from_name(isa);
   s.engine.threads = threads;
   s.engine.context = context;

@@ -28,6 +28,7 @@ DumpSpec smollm2_spec(const CheckContext& c, size_t prompts, int64_t decode) {
   s.engine.isa = c.isa;
   s.engine.threads = c.threads;
   s.engine.kv = KvType::f32;
+  s.engine.activations = Activations::f32;
   s.capture.state = true;
   return s;
 }

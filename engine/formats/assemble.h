@@ -12,8 +12,7 @@
 
 namespace assay {
 
-inline constexpr int64_t kMaxDim = int64_t{1} << 30;   // of any dimension or count that a config may state
-
+inline constexpr int64_t kMaxDim = int64_t{1} << 30;  // of any dimension or count that a config may state
 
 /// A tensor as a file brought it. `shape` is row-major ([rows, columns] for matrices, [n] for vectors).
 struct SourceTensor {
@@ -33,6 +32,23 @@ struct TensorNames {
   const char* layer;
   const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down;
 };
+
+/// llama.cpp's, of GGUF files (gguf-py/gguf/constants.py).
+inline constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
+                                           .final_norm = "output_norm.weight",
+                                           .lm_head = "output.weight",
+                                           .layer = "blk.",
+                                           .attn_norm = "attn_norm",
+                                           .q = "attn_q",
+                                           .k = "attn_k",
+                                           .v = "attn_v",
+                                           .o = "attn_output",
+                                           .q_norm = "attn_q_norm",
+                                           .k_norm = "attn_k_norm",
+                                           .ffn_norm = "ffn_norm",
+                                           .gate = "ffn_gate",
+                                           .up = "ffn_up",
+                                           .down = "ffn_down"};
 
 struct AssembleOptions {
   const TensorNames* names = nullptr;

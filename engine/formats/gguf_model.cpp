@@ -19,22 +19,6 @@
 namespace assay {
 namespace {
 
-constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
-                                    .final_norm = "output_norm.weight",
-                                    .lm_head = "output.weight",
-                                    .layer = "blk.",
-                                    .attn_norm = "attn_norm",
-                                    .q = "attn_q",
-                                    .k = "attn_k",
-                                    .v = "attn_v",
-                                    .o = "attn_output",
-                                    .q_norm = "attn_q_norm",
-                                    .k_norm = "attn_k_norm",
-                                    .ffn_norm = "ffn_norm",
-                                    .gate = "ffn_gate",
-                                    .up = "ffn_up",
-                                    .down = "ffn_down"};
-
 constexpr const char* kRopeFreqs = "rope_freqs.weight";
 
 struct Architecture {
@@ -73,7 +57,7 @@ class GgufModel {
     m.config = c_;
     if (f_.file()) m.weights.storage.push_back(f_.file());
     m.provenance = {path, "gguf", hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()),
-                    tokenizer_hash()};
+                    tokenizer_hash(f_)};
     return m;
   }
 
@@ -259,22 +243,6 @@ class GgufModel {
                "a control token", fmt::format("token type {}", type), "Another model's vocabulary may be in this file");
       }
     }
-  }
-
-  /// XXH3-128 over the tokenizer.* keys in name order: key, a zero byte, the value as it lies in the file.
-  std::string tokenizer_hash() const {
-    if (!f_.find("tokenizer.ggml.tokens")) return {};
-    std::vector<const std::pair<std::string, GgufValue>*> keys;
-    for (const auto& entry : f_.metadata()) {
-      if (entry.first.rfind("tokenizer.", 0) == 0) keys.push_back(&entry);
-    }
-    std::sort(keys.begin(), keys.end(), [](auto* a, auto* b) { return a->first < b->first; });
-    std::vector<std::pair<const void*, size_t>> pieces;
-    for (const auto* entry : keys) {
-      pieces.emplace_back(entry->first.c_str(), entry->first.size() + 1);
-      pieces.emplace_back(entry->second.bytes.data(), entry->second.bytes.size());
-    }
-    return hash_pieces(pieces);
   }
 
   const GgufFile& f_;

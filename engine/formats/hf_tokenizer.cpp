@@ -154,7 +154,7 @@ std::string check_tokenizer(const TokenizerTexts& texts, Config& config) {
     check_named(v, JsonReader(settings, name), "eos_token", config.eos);
     if (config.bos >= 0) check_named(v, JsonReader(settings, name), "bos_token", {config.bos});
   }
-  return hash_pieces({{texts.tokenizer->data(), texts.tokenizer->size()}});
+  return tokenizer_hash(*texts.tokenizer);
 }
 
 }  // namespace assay

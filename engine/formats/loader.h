@@ -7,9 +7,10 @@
 
 namespace assay {
 
-/// `path`: a folder with config.json and *.safetensors (single or sharded by model.safetensors.index.json), or a .gguf
-/// file. Weights are memory-mapped. Throws Error{malformed} with offset or tensor, wanted and found; unsupported tensor
-/// types and families are refused by name with the supported list.
+/// `path`: a folder with config.json and *.safetensors (single or sharded by model.safetensors.index.json), a .gguf
+/// file, or "synth:SHAPE:TYPE..." for random weights (formats/synth.h). Weights of files are memory-mapped. Throws
+/// Error{malformed} with offset or tensor, wanted and found; unsupported tensor types and families are refused by name
+/// with the supported list.
 Model load_model(const std::filesystem::path& path);
 
 }  // namespace assay

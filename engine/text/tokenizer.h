@@ -1,6 +1,6 @@
-// Text to token ids and back: byte-level BPE as Hugging Face tokenizers computes it (README.md), from a tokenizer.json, a
-// Hugging Face folder or a GGUF file's tokenizer.ggml.* keys. Whatever a file asks for that is not done here is refused
-// by name when it is read: a tokenizer that loads gives the ids of the official one.
+// Text to token ids and back: byte-level BPE as Hugging Face tokenizers computes it (README.md), from a tokenizer.json,
+// a Hugging Face folder or a GGUF file's tokenizer.ggml.* keys. Whatever a file asks for that is not done here is
+// refused by name when it is read: a tokenizer that loads gives the ids of the official one.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -19,8 +19,9 @@ struct TokenizerModel;  // tokenizer_model.h
 /// Immutable after reading; copies share the tables, and const members may be called from several threads.
 class Tokenizer {
  public:
-  /// A tokenizer.json, a folder that holds one, or a GGUF file (told by its first bytes). Throws Error{malformed} naming
-  /// the file and the key, also for a component that is not supported, and Error{usage} where nothing is at `path`.
+  /// A tokenizer.json, a folder that holds one, or a GGUF file (told by its first bytes). Throws Error{malformed}
+  /// naming the file and the key, also for a component that is not supported, and Error{usage} where nothing is at
+  /// `path`.
   static Tokenizer load(const std::filesystem::path& path);
   /// The text of a tokenizer.json; `name` stands for the path in messages.
   static Tokenizer from_json(std::string_view text, const std::string& name);
@@ -29,12 +30,13 @@ class Tokenizer {
   explicit Tokenizer(std::shared_ptr<const TokenizerModel> model) : model_(std::move(model)) {}
 
   /// Ids of `text`, without ids that a template or post-processor puts around it (prefix()). Spelled-out special tokens
-  /// become their ids; with parse_special false they are text like any other (added tokens that are not special, such as
-  /// <think>, are still found, as in the official code). Throws Error{malformed} with the byte where `text` is not UTF-8.
+  /// become their ids; with parse_special false they are text like any other (added tokens that are not special, such
+  /// as <think>, are still found, as in the official code). Throws Error{malformed} with the byte where `text` is not
+  /// UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool parse_special = true) const;
-  /// Text of the ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD, one for each maximal ill-formed
-  /// part (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts"). An id without token, e.g. one of the
-  /// embedding's padding rows, adds nothing.
+  /// Text of the ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD, one for each maximal
+  /// ill-formed part (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts"). An id without token, e.g.
+  /// one of the embedding's padding rows, adds nothing.
   std::string decode(std::span<const int32_t> ids) const;
   /// The same before the replacement: the bytes as the tokens hold them.
   std::string decode_bytes(std::span<const int32_t> ids) const;
