@@ -1,0 +1,75 @@
+// Models with random weights in the exact shape of real ones: for speed, memory and equality of bits at real width.
+// The weights are a function of (seed, tensor name, row, block), see synth_blocks.h; a model in memory and the GGUF
+// file of the same spec have the same bytes.
+//
+// Sizes: every matrix has a root mean square of 1 / sqrt(columns), so that it keeps the size of a vector; those that
+// end a residual branch (o, down) are smaller by 1 / sqrt(2 * layers), as GPT-2 initialises them. Norm weights lie in
+// 0.5 to 1.5, biases in -0.5 to 0.5.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/model.h"
+
+namespace assay {
+
+/// What to make. Text form: "synth:SHAPE:TYPE[:layers=N][:seed=S]", which stands wherever a model's path may.
+struct SynthSpec {
+  std::string shape;  // a name of synth_shapes(), or the path of a config.json
+  WeightType type = WeightType::q8_0;
+  uint64_t seed = 1;
+  int64_t layers = 0;  // 0: the shape's own
+  std::string text() const;
+};
+bool is_synth_spec(std::string_view model);  // begins with "synth:"
+/// Throws Error{usage} that shows the form, or the known types.
+SynthSpec parse_synth_spec(const std::string& text);
+/// A weight type by its name, in any case ("q4_k"). Throws Error{usage} blaming `option`, with the known ones.
+WeightType weight_type_from_name(const std::string& name, const std::string& option);
+
+/// A published model's shape. Those whose family the engine does not run yet are here too, and refused when made.
+struct SynthShape {
+  std::string_view name, family;
+  int64_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab;
+  bool tied;
+  double theta;
+  int64_t context;
+  int64_t experts = 0, experts_used = 0, expert_ffn = 0;  // mixture of experts: replaces ffn
+  // Hybrid: all layers but every `attention_interval`-th are gated DeltaNet, whose q, k, v have these heads.
+  int64_t attention_interval = 0, gdn_k_heads = 0, gdn_v_heads = 0, gdn_dim = 0, conv = 0;
+  bool runs() const;           // the engine has the family
+  int64_t parameters() const;  // elements of all tensors
+};
+std::span<const SynthShape> synth_shapes();
+
+/// One tensor of the model, under its GGUF name, rows in Hugging Face order.
+struct SynthTensor {
+  std::string name;
+  std::vector<int64_t> shape;  // [rows, columns], or [n] of a vector
+  WeightType type;             // vectors: F32
+  double size;                 // matrices: root mean square; vectors: half their range
+  double centre;               // vectors: 1 of norms, 0 of biases
+  size_t bytes() const;
+};
+struct SynthLayout {
+  Config config;
+  bool o_bias = false;
+  std::vector<SynthTensor> tensors;  // in file order
+  std::vector<std::string> notes;    // tensors whose columns don't divide into blocks, and the type they have instead
+};
+/// Throws Error{usage} for an unknown shape or one whose family the engine does not run, Error{malformed} for a bad
+/// config.json.
+SynthLayout synth_layout(const SynthSpec& spec);
+
+/// Writes rows [begin, end) of a matrix, or the whole of a vector, to `out`.
+void write_synth_rows(const SynthTensor& tensor, uint64_t seed, int64_t begin, int64_t end, std::byte* out);
+
+/// The model in memory. Its provenance: path = spec.text(), format "synth", hash of the spec, the config and the
+/// version of the generator (which fix every byte; the bytes themselves are not read for it). `threads` 0: all cores.
+/// Throws as synth_layout(), and Error{memory}.
+Model make_synthetic_model(const SynthSpec& spec, int threads = 0);
+
+}  // namespace assay
