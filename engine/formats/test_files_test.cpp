@@ -2,30 +2,11 @@
 // only.
 #include <cmath>
 
+#include "engine/formats/gguf_writer.h"
 #include "engine/formats/test_files.h"
 
 namespace assay::testing_files {
 namespace {
-
-uint32_t number_of(WeightType t) {
-  switch (t) {
-    case WeightType::f32:
-      return kF32;
-    case WeightType::f16:
-      return kF16;
-    case WeightType::bf16:
-      return kBF16;
-    case WeightType::q8_0:
-      return kQ8_0;
-    case WeightType::q4_0:
-      return kQ4_0;
-    case WeightType::q4_1:
-      return kQ4_1;
-    case WeightType::q6_k:
-      return kQ6_K;
-  }
-  throw std::runtime_error("no such type");
-}
 
 /// convert_hf_to_gguf.py, LlamaModel.permute: reshape(heads, 2, head_dim/2, -1).swapaxes(1, 2). File row 2*j + half of
 /// a head is row half*head_dim/2 + j.
@@ -86,7 +67,7 @@ GgufBuilder gguf_of(const Model& model) {
   auto matrix = [&](const std::string& name, const Matrix& m, bool permute) {
     std::string bytes(reinterpret_cast<const char*>(m.data), m.bytes());
     if (permute) bytes = permuted(bytes, row_bytes(m.type, m.columns), c.head_dim);
-    b.tensor(name, {uint64_t(m.columns), uint64_t(m.rows)}, number_of(m.type), bytes);
+    b.tensor(name, {uint64_t(m.columns), uint64_t(m.rows)}, gguf_type_number(m.type), bytes);
   };
   auto vector = [&](const std::string& name, const Vector& v, bool permute = false) {
     if (!v.empty()) b.tensor(name, {v.size()}, kF32, permute ? permuted(raw(v), 4, c.head_dim) : raw(v));
