@@ -60,6 +60,7 @@ struct TraceEntry {
   std::string_view backend;          // "cpu"
   std::string variant;               // kernel that ran: "avx2", or the name of a planted fault
   int64_t rows;
+  double seconds;                    // wall time of the node
 };
 struct Trace {
   std::vector<TraceEntry> entries;

@@ -1,6 +1,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -148,13 +149,15 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
       // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
       if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
     }
+    const auto start = std::chrono::steady_clock::now();
     if (node.replacement)
       node.replacement(ctx);
     else
       backend_->run(ctx);
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (trace)
       trace->entries.push_back({batch.pass, physical, int(i), "cpu",
-                                node.replacement ? node.variant : backend_->variant(node), ctx.rows});
+                                node.replacement ? node.variant : backend_->variant(node), ctx.rows, elapsed.count()});
     if (observer && ctx.output) observer->value(batch, node, ctx.output, rows, ctx.columns);
     if (some) logits = ctx.output;
     for (ValueId v : node.inputs)

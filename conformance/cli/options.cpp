@@ -91,17 +91,28 @@ std::string join(const std::vector<int32_t>& ids) {
   return out;
 }
 
-void ModelOptions::add(CLI::App& app) {
-  app.add_option("model", model, "Hugging Face folder or .gguf file");
-  app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
-      ->allow_extra_args(false);
-  app.add_option("--case", official, "official case: its model and all its prompts, with its decode passes");
-  app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
+void EngineChoice::add(CLI::App& app) {
   app.add_option("--activations", activations, "activations of quantised weights: s16 (default), s8 or f32 (weights are widened)");
   app.add_option("--kv", kv, "cache type: f16, f32 or bf16")->capture_default_str();
   app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
   app.add_option("--isa", isa, "scalar, avx2, avx512 or avx512vnni (default: the best this CPU has)");
   app.add_option("--threads", threads, "0: all cores")->capture_default_str();
+}
+
+void EngineChoice::apply(EngineOptions& options) const {
+  options.kv = kv_from_name(kv);
+  options.activations = activations_from_name(activations.value_or("s16"));
+  if (!isa.empty()) options.isa = isa_from_name(isa);
+  options.threads = threads;
+}
+
+void ModelOptions::add(CLI::App& app) {
+  EngineChoice::add(app);
+  app.add_option("model", model, "Hugging Face folder or .gguf file");
+  app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
+      ->allow_extra_args(false);
+  app.add_option("--case", official, "official case: its model and all its prompts, with its decode passes");
+  app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
   app.add_option("--chunk", chunk, "prefill rows per pass, 0: the whole prompt")->capture_default_str();
   app.add_option("--ctx", context, "positions per slot, 0: what the prompts need")->capture_default_str();
   app.add_option("--slot", slot, "slot that prompts run in, one after another")->capture_default_str();
@@ -109,11 +120,15 @@ void ModelOptions::add(CLI::App& app) {
 }
 
 std::shared_ptr<const Model> ModelOptions::load() const {
+  return EngineChoice::load(official.empty() ? model : (std::filesystem::path(official) / "model").string());
+}
+
+std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
   if (backend == "cuda")
     throw Error(ErrorKind::usage, "--backend", "this build has no CUDA module", "cpu", "cuda");
   if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
   const Activations kind = activations_from_name(activations.value_or("s16"));
-  auto m = std::make_shared<Model>(load_model(official.empty() ? model : (std::filesystem::path(official) / "model").string()));
+  auto m = std::make_shared<Model>(load_model(path));
   if (!m->quantised() && activations && kind != Activations::f32)
     throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m->provenance.quantisation + ")", "f32",
                 *activations, "Leave the option out.");
@@ -157,10 +172,7 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
     if (prompt != s.requests.size())
       throw Error(ErrorKind::usage, forced_file, "a line of ids per prompt", std::to_string(s.requests.size()), std::to_string(prompt));
   }
-  s.engine.kv = kv_from_name(kv);
-  s.engine.activations = activations_from_name(activations.value_or("s16"));
-  if (!isa.empty()) s.engine.isa = isa_from_name(isa);
-  s.engine.threads = threads;
+  apply(s.engine);
   s.engine.context = context;
   s.generate.chunk = chunk;
   s.generate.batch = batch;

@@ -9,18 +9,28 @@
 
 namespace assay::cli {
 
-/// Options of every command that runs a model. Call add() when the command is declared, the rest when it runs.
-struct ModelOptions {
-  std::string model, official, backend = "cpu", kv = "f16", isa;
+/// What runs a model, of every command that does. Call add() when the command is declared, the rest when it runs.
+struct EngineChoice {
+  std::string backend = "cpu", kv = "f16", isa;
   std::optional<std::string> activations;
+  int threads = 0;
+
+  void add(CLI::App& app);
+  std::shared_ptr<const Model> load(const std::string& path) const;  // refuses activations that can't be had (Error{usage})
+  void apply(EngineOptions& options) const;
+};
+
+/// Options of commands that run requests of token ids.
+struct ModelOptions : EngineChoice {
+  std::string model, official;
   std::vector<std::string> tokens;
   std::string forced_file;
-  int threads = 0, slot = 0;
+  int slot = 0;
   int64_t chunk = 0, context = 0;
   bool batch = false;
 
   void add(CLI::App& app);
-  std::shared_ptr<const Model> load() const;   // loads and refuses activations that can't be had (Error{usage})
+  std::shared_ptr<const Model> load() const;   // of `model` or the official case
   /// One request per --tokens, each with `decode` passes and the ids of --force-ids.
   DumpSpec spec(int64_t decode) const;
 };
@@ -46,6 +56,7 @@ void add_inspect(CLI::App& app, int& code);
 void add_import(CLI::App& app, int& code);
 void add_check(CLI::App& app, int& code);
 void add_list(CLI::App& app, int& code);
+void add_bench(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 
 }  // namespace assay::cli

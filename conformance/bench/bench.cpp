@@ -1,0 +1,210 @@
+#include "conformance/bench/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+
+#include "dumps/error.h"
+#include "engine/thread_pool.h"
+
+namespace assay {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+/// Best of four passes over 512 MiB: what a token's weights could be read with.
+double plain_read_gbps(int threads) {
+  constexpr size_t kBytes = size_t(512) << 20, kPiece = size_t(64) << 10;
+  std::vector<uint64_t> data(kBytes / 8);
+  std::iota(data.begin(), data.end(), uint64_t(1));   // touched, and no page is the zero page
+  ThreadPool pool(threads);
+  double best = 0;
+  std::vector<uint64_t> sink(size_t(pool.threads()) * 8);
+  for (int round = 0; round < 4; round++) {
+    const double start = now();
+    pool.parallel_for(int64_t(kBytes / kPiece), 16, [&](int64_t b, int64_t e, int worker) {
+      uint64_t sum[8] = {};
+      const uint64_t* p = data.data() + size_t(b) * kPiece / 8;
+      for (size_t i = 0; i < size_t(e - b) * kPiece / 8; i += 8)
+        for (size_t j = 0; j < 8; j++) sum[j] += p[i + j];
+      for (int j = 0; j < 8; j++) sink[size_t(worker) * 8] += sum[j];
+    });
+    best = std::max(best, double(kBytes) / (now() - start) / 1e9);
+  }
+  return best;
+}
+
+/// Bytes of weights and cache that one pass must read, and the operations of its linear nodes.
+void count(const Engine& engine, int64_t rows, int64_t logit_rows, int64_t positions, BenchResult& r) {
+  const Config& c = engine.model().config;
+  for (const Node& n : engine.program().nodes) {
+    if (n.op != OpKind::linear) continue;
+    r.bytes += double(n.weight->bytes());
+    r.operations += 2.0 * double(n.weight->rows) * double(n.weight->columns) * double(n.requested_rows_only ? logit_rows : rows);
+  }
+  r.bytes += 2.0 * double(c.layers * c.kv_heads * c.head_dim * positions) * double(size_of(engine.options().kv));
+}
+
+class Clock {
+ public:
+  explicit Clock(BenchResult& r) : r_(r) {}
+  void add(double seconds, const Program& program, const Trace& trace) {
+    r_.all_seconds.push_back(seconds);
+    double inside = 0;
+    for (const TraceEntry& e : trace.entries) {
+      const std::string& phase = program.nodes[size_t(e.node)].phase;
+      auto it = std::find_if(r_.by_phase.begin(), r_.by_phase.end(), [&](auto& p) { return p.first == phase; });
+      if (it == r_.by_phase.end()) it = r_.by_phase.insert(r_.by_phase.end(), {phase, 0.0});
+      it->second += e.seconds;
+      inside += e.seconds;
+    }
+    r_.gap += seconds - inside;
+  }
+  void finish() {
+    r_.seconds = median(r_.all_seconds);
+    for (auto& p : r_.by_phase) p.second /= double(r_.all_seconds.size());
+    r_.gap /= double(r_.all_seconds.size());
+  }
+
+ private:
+  BenchResult& r_;
+};
+
+}  // namespace
+
+BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
+  const Config& c = model->config;
+  const int64_t longest = std::max(spec.prefill, spec.depth + spec.decode);
+  if (longest < 1) throw Error(ErrorKind::usage, "assay bench", "nothing to measure", "--prefill or --decode above 0", "0");
+  if (c.context > 0 && longest > c.context)
+    throw Error(ErrorKind::usage, "assay bench", "context overflow", fmt::format("at most {} positions", c.context), std::to_string(longest));
+  BenchReport report;
+  EngineOptions options = spec.engine;
+  options.context = longest;
+  options.slots = int(spec.rows);
+  const double start = now();
+  Engine engine(model, options);
+  report.load_seconds = now() - start;
+  report.panel_bytes = engine.backend().panel_bytes();
+  std::mt19937_64 rng(spec.seed);
+  const auto id = [&] { return int32_t(rng() % uint64_t(c.vocab)); };
+  const auto prompt = [&](int slot, int64_t rows) {
+    Batch b;
+    for (int64_t i = 0; i < rows; i++) b.ids.push_back(id());
+    b.segments.push_back({slot, 0, rows, slot, 0});
+    b.logit_rows = {rows - 1};
+    return b;
+  };
+  const auto clear = [&] {
+    for (int s = 0; s < options.slots; s++) engine.truncate(s, 0);
+  };
+  if (spec.prefill > 0) {
+    BenchResult r;
+    r.pass = "prefill";
+    r.tokens = spec.prefill;
+    count(engine, spec.prefill, 1, spec.prefill, r);
+    Clock clock(r);
+    for (int rep = 0; rep <= spec.repetitions; rep++) {
+      clear();
+      const Batch b = prompt(0, spec.prefill);
+      Trace trace;
+      const double t = now();
+      engine.forward(b, nullptr, &trace);
+      if (rep > 0) clock.add(now() - t, engine.program(), trace);
+    }
+    clock.finish();
+    report.results.push_back(std::move(r));
+  }
+  report.read_gbps = plain_read_gbps(options.threads);
+  if (spec.decode > 0) {
+    BenchResult r;
+    r.pass = "decode";
+    r.tokens = spec.decode * spec.rows;
+    count(engine, spec.rows, spec.rows, spec.depth + spec.decode / 2, r);
+    Clock clock(r);
+    for (int rep = 0; rep <= spec.repetitions; rep++) {
+      clear();
+      if (spec.depth > 0)
+        for (int s = 0; s < options.slots; s++) engine.forward(prompt(s, spec.depth));
+      Trace trace;
+      const double t = now();
+      for (int64_t step = 0; step < spec.decode; step++) {
+        Batch b;
+        b.pass = Pass::decode;
+        for (int s = 0; s < options.slots; s++) {
+          b.ids.push_back(id());
+          b.segments.push_back({s, spec.depth + step, 1, s, step});
+          b.logit_rows.push_back(s);
+        }
+        engine.forward(b, nullptr, &trace);
+      }
+      if (rep > 0) clock.add(now() - t, engine.program(), trace);
+    }
+    r.operations *= double(spec.decode);
+    clock.finish();
+    report.results.push_back(std::move(r));
+  }
+  return report;
+}
+
+std::string render(const BenchReport& report, const BenchSpec& spec, const Model& model, bool by_phase) {
+  const EngineOptions& o = spec.engine;
+  ThreadPool pool(o.threads);
+  std::string out = fmt::format("  model      {} ({})\n  setup      {}, {} thread{}, activations {}, cache {}; repacked {:.0f} MB in {:.2f} s\n",
+                                model.provenance.path, model.provenance.quantisation, name_of(o.isa), pool.threads(), pool.threads() == 1 ? "" : "s",
+                                model.quantised() ? name_of(o.activations) : "f32", name_of(o.kv), double(report.panel_bytes) / 1e6, report.load_seconds);
+  out += fmt::format("  plain read {:.2f} GB/s\n\n", report.read_gbps);
+  for (const BenchResult& r : report.results) {
+    const auto [low, high] = std::minmax_element(r.all_seconds.begin(), r.all_seconds.end());
+    out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})   {:.1f} GOP/s", r.pass, r.tokens_per_second(), double(r.tokens) / *high,
+                       double(r.tokens) / *low, r.operations / r.seconds / 1e9);
+    if (r.pass == "decode") {
+      const double gbps = r.bytes * double(spec.decode) / r.seconds / 1e9;
+      out += fmt::format("   {:.3f} GB per step, {:.2f} GB/s, {:.0f}% of plain read", r.bytes / 1e9, gbps, 100 * gbps / report.read_gbps);
+    }
+    out += "\n";
+    if (!by_phase) continue;
+    for (const auto& [phase, seconds] : r.by_phase)
+      out += fmt::format("    {:<16} {:>10.3f} ms {:>5.1f}%\n", phase, 1e3 * seconds, 100 * seconds / r.seconds);
+    out += fmt::format("    {:<16} {:>10.3f} ms {:>5.1f}%\n", "between nodes", 1e3 * r.gap, 100 * r.gap / r.seconds);
+  }
+  return out;
+}
+
+std::vector<nlohmann::ordered_json> records(const BenchReport& report, const BenchSpec& spec, const Model& model) {
+  std::vector<nlohmann::ordered_json> out;
+  for (const BenchResult& r : report.results) {
+    nlohmann::ordered_json phases = nlohmann::ordered_json::object();
+    for (const auto& [phase, seconds] : r.by_phase) phases[phase] = seconds;
+    out.push_back({{"record", "bench"},
+                   {"pass", r.pass},
+                   {"model", model.provenance.path},
+                   {"quantisation", model.provenance.quantisation},
+                   {"isa", name_of(spec.engine.isa)},
+                   {"threads", spec.engine.threads},
+                   {"activations", model.quantised() ? name_of(spec.engine.activations) : "f32"},
+                   {"kv", name_of(spec.engine.kv)},
+                   {"rows", r.pass == "decode" ? spec.rows : r.tokens},
+                   {"depth", spec.depth},
+                   {"tokens", r.tokens},
+                   {"seconds", r.seconds},
+                   {"all_seconds", r.all_seconds},
+                   {"tokens_per_second", r.tokens_per_second()},
+                   {"bytes_per_pass", r.bytes},
+                   {"operations", r.operations},
+                   {"plain_read_gbps", report.read_gbps},
+                   {"seconds_by_phase", phases},
+                   {"seconds_between_nodes", r.gap}});
+  }
+  return out;
+}
+
+}  // namespace assay
