@@ -13,6 +13,7 @@
 #include "engine/formats/assemble.h"
 #include "engine/formats/hf_config.h"
 #include "engine/formats/provenance.h"
+#include "engine/formats/quantise.h"
 #include "engine/formats/synth_blocks.h"
 #include "engine/thread_pool.h"
 
@@ -84,12 +85,6 @@ std::pair<Config, bool> find_shape(const std::string& shape) {
   if (!in) throw Error(ErrorKind::io, path.string(), "can't be read");
   HfConfig hf = parse_hf_config(text.str(), path.string());
   return {hf.config, hf.o_bias};
-}
-
-/// The type that a matrix gets whose rows don't divide into blocks of the wanted one.
-WeightType fitting_type(WeightType wanted, int64_t columns) {
-  if (columns % block_elements(wanted) == 0) return wanted;
-  return columns % block_elements(WeightType::q8_0) == 0 ? WeightType::q8_0 : WeightType::f16;
 }
 
 class LayoutBuilder {
@@ -196,15 +191,6 @@ bool is_synth_spec(std::string_view model) {
   return model.substr(0, kPrefix.size()) == kPrefix;
 }
 
-WeightType weight_type_from_name(const std::string& name, const std::string& option) {
-  std::string known;
-  for (int i = 0; i <= int(WeightType::q6_k); i++) {
-    if (same_name(name_of(WeightType(i)), name)) return WeightType(i);
-    known += fmt::format("{}{}", i ? ", " : "", name_of(WeightType(i)));
-  }
-  throw Error(ErrorKind::usage, option, "unknown weight type", "one of " + known, in_quotes(name));
-}
-
 SynthSpec parse_synth_spec(const std::string& text) {
   std::vector<std::string> parts;
   for (size_t at = 0; at <= text.size();) {
@@ -246,12 +232,6 @@ SynthLayout synth_layout(const SynthSpec& spec) {
   return LayoutBuilder(config, o_bias, spec.type).build();
 }
 
-void write_synth_rows(const SynthTensor& t, uint64_t seed, int64_t begin, int64_t end, std::byte* out) {
-  if (t.shape.size() == 2) return RandomMatrix(seed, t.name, t.type, t.shape[1], t.size).write(begin, end, out);
-  const Vector v = random_vector(seed, t.name, t.shape[0], t.centre, t.size);
-  std::memcpy(out, v.data() + begin, size_t(end - begin) * sizeof(float));
-}
-
 Model make_synthetic_model(const SynthSpec& spec, int threads) {
   const SynthLayout layout = synth_layout(spec);
   constexpr size_t kAlign = 64;
@@ -275,7 +255,8 @@ Model make_synthetic_model(const SynthSpec& spec, int threads) {
     const SynthTensor& t = layout.tensors[i];
     std::byte* data = storage.get() + offsets[i];
     if (t.shape.size() == 1) {
-      write_synth_rows(t, spec.seed, 0, t.shape[0], data);
+      const Vector v = random_vector(spec.seed, t.name, t.shape[0], t.centre, t.size);
+      std::memcpy(data, v.data(), v.size() * sizeof(float));
     } else {
       constexpr size_t kTask = 1 << 18;  // bytes that are worth a task
       const RandomMatrix random(spec.seed, t.name, t.type, t.shape[1], t.size);

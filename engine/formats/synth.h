@@ -7,6 +7,7 @@
 // 0.5 to 1.5, biases in -0.5 to 0.5.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,8 +28,6 @@ struct SynthSpec {
 bool is_synth_spec(std::string_view model);  // begins with "synth:"
 /// Throws Error{usage} that shows the form, or the known types.
 SynthSpec parse_synth_spec(const std::string& text);
-/// A weight type by its name, in any case ("q4_k"). Throws Error{usage} blaming `option`, with the known ones.
-WeightType weight_type_from_name(const std::string& name, const std::string& option);
 
 /// A published model's shape. Those whose family the engine does not run yet are here too, and refused when made.
 struct SynthShape {
@@ -64,12 +63,13 @@ struct SynthLayout {
 /// config.json.
 SynthLayout synth_layout(const SynthSpec& spec);
 
-/// Writes rows [begin, end) of a matrix, or the whole of a vector, to `out`.
-void write_synth_rows(const SynthTensor& tensor, uint64_t seed, int64_t begin, int64_t end, std::byte* out);
-
 /// The model in memory. Its provenance: path = spec.text(), format "synth", hash of the spec, the config and the
 /// version of the generator (which fix every byte; the bytes themselves are not read for it). `threads` 0: all cores.
 /// Throws as synth_layout(), and Error{memory}.
 Model make_synthetic_model(const SynthSpec& spec, int threads = 0);
+
+/// The same as a GGUF file that llama.cpp loads, with a placeholder vocabulary. Returns its bytes. Memory: some MB per
+/// thread. Throws as synth_layout() and GgufWriter; Error{usage} for llama3 rope scaling.
+uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& path, bool replace, int threads = 0);
 
 }  // namespace assay
