@@ -210,7 +210,9 @@ std::string translate_pattern(std::string_view pattern, const std::string& where
 }
 
 Regex::Regex(std::string_view pattern, const std::string& where)
-    : Regex(translate_pattern(pattern, where), where, PCRE2_UTF | PCRE2_UCP) {}
+    : Regex(translate_pattern(pattern, where), where, PCRE2_UTF | PCRE2_UCP) {
+  source_ = pattern;
+}
 
 Regex Regex::literal(std::string_view text, const std::string& where) {
   return Regex(text, where, PCRE2_UTF | PCRE2_LITERAL);

@@ -21,6 +21,9 @@ class Regex {
   /// A pattern that stands for itself.
   static Regex literal(std::string_view text, const std::string& where);
 
+  /// The pattern as it was given.
+  const std::string& source() const { return source_; }
+
   struct Match {
     size_t begin, end;  // bytes
   };
@@ -31,7 +34,7 @@ class Regex {
  private:
   Regex(std::string_view pcre, const std::string& where, unsigned options);
   std::shared_ptr<const void> code_;  // pcre2_code
-  std::string where_;
+  std::string where_, source_;
 };
 
 }  // namespace assay

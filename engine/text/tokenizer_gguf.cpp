@@ -7,6 +7,7 @@
 #include "dumps/error.h"
 #include "dumps/text.h"
 #include "engine/formats/gguf.h"
+#include "engine/formats/gguf_writer.h"
 #include "engine/formats/provenance.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/tokenizer_model.h"
@@ -32,24 +33,37 @@ struct Pre {
 };
 const std::vector<Pre>& pre_table() {
   static const std::vector<Pre> table = {
-      {"codeshell", {kDigit, kGpt2Pattern}},
-      {"deepseek-r1-qwen", {kQwen2}, true},
+      // Of several names for the same, the first is written.
       {"gpt-2", {kGpt2Pattern}},
       {"llama-bpe", {kLlama3}, false, true, true},
+      {"qwen2", {kQwen2}, true},
+      {"qwen35", {kQwen35}, true},
+      {"smollm", {kDigit, kGpt2Pattern}},
+      {"codeshell", {kDigit, kGpt2Pattern}},
+      {"deepseek-r1-qwen", {kQwen2}, true},
       {"llama-v3", {kLlama3}, false, true, true},
       {"llama3", {kLlama3}, false, true, true},
       {"olmo", {kGpt2Pattern}},
       {"phi-2", {kGpt2Pattern}},
-      {"qwen2", {kQwen2}, true},
-      {"qwen35", {kQwen35}, true},
       {"refact", {kDigit, kGpt2Pattern}},
-      {"smollm", {kDigit, kGpt2Pattern}},
       {"starcoder", {kDigit, kGpt2Pattern}},
   };
   return table;
 }
 
-enum TokenType : int64_t { kUnknown = 2, kControl = 3, kUserDefined = 4 };  // llama.h, enum llama_token_type
+enum TokenType : int32_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5
+};  // llama.h, enum llama_token_type
+
+std::string pre_name_list() {
+  std::string names;
+  for (const std::string& n : gguf_pre_names()) names += (names.empty() ? "" : ", ") + n;
+  return names;
+}
 
 }  // namespace
 
@@ -74,9 +88,7 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
   for (const Pre& p : pre_table())
     if (p.name == pre_name) pre = &p;
   if (!pre) {
-    std::string names;
-    for (const std::string& n : gguf_pre_names()) names += (names.empty() ? "" : ", ") + n;
-    refuse("tokenizer.ggml.pre", "is not supported", "one of " + names,
+    refuse("tokenizer.ggml.pre", "is not supported", "one of " + pre_name_list(),
            pre_name.empty() ? "no such key" : in_quotes(pre_name, 40));
   }
 
@@ -99,7 +111,7 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
            std::to_string(types->size()));
   for (size_t id = 0; id < tokens->size(); id++) {
     const std::string text((*tokens)[id]);
-    const int64_t type = types ? (*types)[id] : 1;
+    const int64_t type = types ? (*types)[id] : int64_t{kNormal};
     if (type == kUnknown || type == kControl || type == kUserDefined) {
       AddedToken t;
       t.content = text;
@@ -132,6 +144,48 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
     p.prefix.push_back(*p.bos);
   }
   return Tokenizer(std::make_shared<TokenizerModel>(std::move(p)));
+}
+
+void put_tokenizer_keys(GgufWriter& file, const TokenizerParts& parts, int64_t rows) {
+  const auto same = [&](const Pre& pre) {
+    if (pre.nfc != parts.nfc || pre.ignore_merges != parts.ignore_merges) return false;
+    return std::equal(parts.steps.begin(), parts.steps.end(), pre.patterns.begin(), pre.patterns.end(),
+                      [](const PreTokenizerStep& step, const char* pattern) {
+                        return step.kind == PreTokenizerStep::split && !step.removed && !step.invert &&
+                               step.regex.front().source() == pattern;
+                      });
+  };
+  const auto pre = std::find_if(pre_table().begin(), pre_table().end(), same);
+  if (pre == pre_table().end())
+    throw Error(ErrorKind::usage, parts.name, "GGUF has no name for this normaliser and pre-tokenizer",
+                "what one of " + pre_name_list() + " stands for");
+
+  std::vector<std::string> tokens(static_cast<size_t>(rows));
+  std::vector<int32_t> types(tokens.size(), kUnused);
+  const auto put = [&](int64_t id, const std::string& text, TokenType type) {
+    if (id < 0 || id >= rows)
+      throw Error(ErrorKind::malformed, parts.name + ": token " + in_quotes(text, 40),
+                  "its id has no row in the embedding", fmt::format("0 to {}", rows - 1), std::to_string(id));
+    tokens[size_t(id)] = text;
+    types[size_t(id)] = type;
+  };
+  for (const auto& [text, id] : parts.vocabulary) put(id, text, kNormal);
+  for (const AddedToken& t : parts.added) put(t.id, t.content, t.special ? kControl : kUserDefined);
+  for (int64_t id = 0; id < rows; id++)
+    if (tokens[size_t(id)].empty()) tokens[size_t(id)] = fmt::format("[PAD{}]", id);  // llama.cpp wants them distinct
+  std::vector<std::string> merges;
+  merges.reserve(parts.merges.size());
+  for (const auto& [left, right] : parts.merges) merges.push_back(left + " " + right);
+
+  file.string("tokenizer.ggml.model", "gpt2");
+  file.string("tokenizer.ggml.pre", pre->name);
+  file.strings("tokenizer.ggml.tokens", tokens);
+  file.i32s("tokenizer.ggml.token_type", types);
+  file.strings("tokenizer.ggml.merges", merges);
+  if (parts.bos) file.u32("tokenizer.ggml.bos_token_id", uint32_t(*parts.bos));
+  if (!parts.eos.empty()) file.u32("tokenizer.ggml.eos_token_id", uint32_t(parts.eos[0]));
+  if (parts.eos.size() > 1) file.u32("tokenizer.ggml.eot_token_id", uint32_t(parts.eos[1]));
+  file.boolean("tokenizer.ggml.add_bos_token", !parts.prefix.empty());
 }
 
 }  // namespace assay

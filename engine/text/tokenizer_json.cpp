@@ -317,6 +317,10 @@ TokenizerParts tokenizer_json_parts(std::string_view text, const std::string& na
   return p;
 }
 
+TokenizerParts tokenizer_parts(const fs::path& path) {
+  return fs::is_directory(path) ? folder_parts(path) : tokenizer_json_parts(read_text_file(path), path.string());
+}
+
 Tokenizer Tokenizer::from_json(std::string_view text, const std::string& name) {
   return Tokenizer(std::make_shared<TokenizerModel>(tokenizer_json_parts(text, name)));
 }
@@ -325,11 +329,12 @@ Tokenizer Tokenizer::load(const fs::path& path) {
   if (!is_there(path))
     throw Error(ErrorKind::usage, path.string(), "is not there",
                 "a folder with tokenizer.json, a tokenizer.json, or a GGUF file");
-  if (fs::is_directory(path)) return Tokenizer(std::make_shared<TokenizerModel>(folder_parts(path)));
-  auto file = MappedFile::open(path);
-  if (file->size() >= 4 && std::string_view(reinterpret_cast<const char*>(file->data()), 4) == "GGUF")
-    return from_gguf(GgufFile::open(path));
-  return from_json(read_text_file(path), path.string());
+  if (!fs::is_directory(path)) {
+    auto file = MappedFile::open(path);
+    if (file->size() >= 4 && std::string_view(reinterpret_cast<const char*>(file->data()), 4) == "GGUF")
+      return from_gguf(GgufFile::open(path));
+  }
+  return Tokenizer(std::make_shared<TokenizerModel>(tokenizer_parts(path)));
 }
 
 }  // namespace assay

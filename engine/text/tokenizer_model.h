@@ -1,6 +1,7 @@
 // What a Tokenizer is made of, and the plain parts that the readers of tokenizer.json and of GGUF keys fill in.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +25,8 @@ struct TokenizerParts {
   std::optional<std::string> unknown;                // entry that stands for a byte without token
   bool fuse_unknown = false, byte_fallback = false;  // both without meaning where every byte has a token
   std::optional<int32_t> bos;
-  std::vector<int32_t> eos, prefix;
+  std::vector<int32_t> eos;     // the first is the one that ends a turn
+  std::vector<int32_t> prefix;  // ids before every text
 };
 
 struct TokenizerModel {
@@ -46,5 +48,12 @@ struct TokenizerModel {
 
 /// The parts of a tokenizer.json. Throws Error{malformed}.
 TokenizerParts tokenizer_json_parts(std::string_view text, const std::string& name);
+/// Of a tokenizer.json, or of a folder that holds one: with the ids that its other files name.
+TokenizerParts tokenizer_parts(const std::filesystem::path& path);
+
+class GgufWriter;
+/// The keys tokenizer.ggml.* that say the same, for a model whose embedding has `rows` rows: ids without token become
+/// unused ones. Throws Error{usage} where GGUF has no name for the pre-tokenizer.
+void put_tokenizer_keys(GgufWriter& file, const TokenizerParts& parts, int64_t rows);
 
 }  // namespace assay

@@ -1,5 +1,6 @@
 #include "engine/text/unicode.h"
 
+#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -63,6 +64,29 @@ char32_t last_character(std::string_view text) {
   size_t i = text.size() - 1;
   while (i > 0 && (uint8_t(text[i]) & 0xC0) == 0x80) i--;
   return utf8_step(text.substr(i)).character;
+}
+
+std::string readable(std::string_view bytes) {
+  std::string out = "\"";
+  for (size_t i = 0; i < bytes.size();) {
+    const Utf8Step step = utf8_step(bytes.substr(i));
+    const std::string_view part = bytes.substr(i, step.bytes);
+    i += step.bytes;
+    const auto category = utf8proc_category(utf8proc_int32_t(step.character));
+    const bool shown = step.kind == Utf8Step::whole && category != UTF8PROC_CATEGORY_CN &&
+                       category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF &&
+                       category != UTF8PROC_CATEGORY_CO && category != UTF8PROC_CATEGORY_ZL &&
+                       category != UTF8PROC_CATEGORY_ZP;
+    if (part == "\"" || part == "\\")
+      out += "\\" + std::string(part);
+    else if (part == "\n")
+      out += "\\n";
+    else if (shown)
+      out += part;
+    else
+      for (const char byte : part) out += fmt::format("\\x{:02x}", uint8_t(byte));
+  }
+  return out + "\"";
 }
 
 std::string nfc(std::string_view text) {

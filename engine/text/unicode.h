@@ -25,6 +25,10 @@ std::string take_utf8(std::string& bytes, bool end);
 /// The character that ends just before `text` ends; `text` is UTF-8 and not empty.
 char32_t last_character(std::string_view text);
 
+/// "text" in quotes for people: characters as they are, but control, format and unassigned ones and bytes that are no
+/// UTF-8 as \xNN, so that no text can steer a terminal.
+std::string readable(std::string_view bytes);
+
 /// Canonical composition (UAX 15). `text` is UTF-8.
 std::string nfc(std::string_view text);
 
