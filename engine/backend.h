@@ -90,7 +90,7 @@ class CpuBackend {
   const Kernels* kernels_;
   Activations activations_ = Activations::f32;
   std::unordered_map<const std::byte*, const std::byte*> panels_;      // by where the matrix lies
-  std::vector<std::shared_ptr<std::byte[]>> panel_storage_;
+  std::shared_ptr<std::byte[]> panel_storage_;
   size_t panel_bytes_ = 0;
   ValueId quantised_value_ = kNoValue;      // what `quantised_` holds: q, k and v share an input, gate and up another
   QuantisedRows quantised_{};

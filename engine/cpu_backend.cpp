@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "dumps/error.h"
+#include "engine/large_memory.h"
 #include "engine/backend.h"
 #include "engine/ops/common/rope_table.h"
 #include "engine/ops/panel.h"
@@ -25,18 +26,22 @@ CpuBackend::~CpuBackend() = default;
 void CpuBackend::prepare(const Program& program, Activations activations) {
   activations_ = activations;
   if (activations == Activations::f32 || isa() == Isa::scalar) return;
-  for (const Node& n : program.nodes) {
-    if (n.op != OpKind::linear || !is_quantised(n.weight->type) || panels_.count(n.weight->data)) continue;
-    const Matrix& m = *n.weight;
-    const size_t bytes = assay::panel_bytes(m);
-    auto* data = static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(64), std::nothrow));
-    if (!data)
-      throw Error(ErrorKind::memory, n.name(), "repacked weights do not fit", std::to_string(panel_bytes_ + bytes) + " bytes so far", "",
-                  "--isa scalar or --activations f32 read the file's blocks as they lie.");
-    panel_storage_.emplace_back(data, [](std::byte* p) { ::operator delete[](p, std::align_val_t(64)); });
-    panels_[m.data] = data;
-    panel_bytes_ += bytes;
-    pool_->parallel_for(panels_of(m), 16, [&](int64_t b, int64_t e, int) { repack(m, data, b, e); });
+  std::vector<const Matrix*> matrices;
+  for (const Node& n : program.nodes)
+    if (n.op == OpKind::linear && is_quantised(n.weight->type) && panels_.emplace(n.weight->data, nullptr).second) {
+      matrices.push_back(n.weight);
+      panel_bytes_ += assay::panel_bytes(*n.weight);
+    }
+  if (matrices.empty()) return;
+  panel_storage_ = allocate_large(panel_bytes_);
+  if (!panel_storage_)
+    throw Error(ErrorKind::memory, "weights", "their repacked copy does not fit", std::to_string(panel_bytes_) + " bytes", "",
+                "--isa scalar and --activations f32 read the file's blocks as they lie.");
+  std::byte* at = panel_storage_.get();
+  for (const Matrix* m : matrices) {
+    panels_[m->data] = at;
+    pool_->parallel_for(panels_of(*m), 16, [&](int64_t b, int64_t e, int) { repack(*m, at, b, e); });
+    at += assay::panel_bytes(*m);
   }
 }
 
@@ -75,11 +80,12 @@ void CpuBackend::quant_linear(NodeContext& c) {
   const int64_t groups = w.columns / 32, all = c.rows * groups;
   // Requested rows are gathered into a buffer of their own: what it holds is not the value that the id names.
   const ValueId value = n.requested_rows_only ? kNoValue : n.inputs[0];
-  if (value == kNoValue || value != quantised_value_) {
-    quantised_codes_.resize(size_t(c.rows * w.columns) * (activations_ == Activations::s16 ? 2 : 1));
+  const int code_bytes = code_bytes_for(isa(), w.type, activations_);
+  if (value == kNoValue || value != quantised_value_ || quantised_.code_bytes != code_bytes) {
+    quantised_codes_.resize(size_t(c.rows * w.columns * code_bytes));
     quantised_scales_.resize(size_t(all));
     quantised_sums_.resize(size_t(2 * all));
-    quantised_ = {activations_, c.rows, w.columns, quantised_codes_.data(), quantised_scales_.data(), quantised_sums_.data()};
+    quantised_ = {activations_, code_bytes, c.rows, w.columns, quantised_codes_.data(), quantised_scales_.data(), quantised_sums_.data()};
     const QuantiseArgs q{c.inputs[0], quantised_};
     pool_->parallel_for(all, grain_for(all, 64), [&](int64_t b, int64_t e, int) { kernels_->quantise(q, b, e); });
     quantised_value_ = value;

@@ -24,9 +24,10 @@ struct LinearArgs {
 };
 /// Activation rows as 16 or 8 bit integers in groups of 32 along K: what quantise writes and quant_linear reads.
 struct QuantisedRows {
-  Activations kind;         // s16 or s8
+  Activations kind;         // s16 or s8: how fine the codes are
+  int code_bytes;           // how they are stored, by what the product wants (code_bytes_for)
   int64_t rows, columns;    // columns: a multiple of 32
-  std::byte* codes;         // s16: int16 [rows][columns]; s8: int8 [rows][columns], columns 1 and 2 of every four swapped
+  std::byte* codes;         // 2: int16 [rows][columns]; 1: int8 [rows][columns], columns 1 and 2 of every four swapped
   float* scales;            // [rows][columns / 32]; NaN where the group holds an Inf or NaN, its codes are then 0
   int32_t* sums;            // [rows][columns / 32][2]: of the codes of each half of a group
 };
@@ -114,6 +115,9 @@ struct Kernels {
   void (*silu_mul)(const BinaryArgs&, int64_t begin, int64_t end);
   void (*add)(const BinaryArgs&, int64_t begin, int64_t end);
 };
+/// Bytes per code in which quant_linear of `isa` takes activations of a kind for weights of a type: 1 or 2. Always 2 for
+/// s16; 2 for s8 with Q8_0 where no instruction multiplies bytes by bytes without saturating.
+int code_bytes_for(Isa isa, WeightType type, Activations kind);
 /// Floats of scratch that one attention worker needs for sequences of up to `positions`.
 int64_t attention_scratch_floats(int64_t positions, int64_t head_dim);
 

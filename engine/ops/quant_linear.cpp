@@ -16,7 +16,7 @@ namespace assay::inline ASSAY_ISA {
 
 /// Code k of a row of activations.
 ASSAY_NUMERICS_FN int32_t activation_at(const QuantisedRows& x, int64_t t, int64_t k) {
-  if (x.kind == Activations::s16) return reinterpret_cast<const int16_t*>(x.codes)[t * x.columns + k];
+  if (x.code_bytes == 2) return reinterpret_cast<const int16_t*>(x.codes)[t * x.columns + k];
   const int64_t in4 = k % 4, place = in4 == 1 ? k + 1 : in4 == 2 ? k - 1 : k;
   return reinterpret_cast<const int8_t*>(x.codes)[t * x.columns + place];
 }
@@ -142,74 +142,89 @@ ASSAY_V vi byte_codes(const std::byte* codes, const std::byte* high, int s, int 
   return v;
 }
 
-/// d[h * kT + t] += the products of group g with tokens 0 .. kT - 1, `stride` bytes apart. h: half of the group (Q6_K
-/// only).
-template <int kBits, int kT, bool kHalves>
-ASSAY_V void dot_s16(const std::byte* codes, const std::byte* high, int part, const std::byte* x, int64_t stride,
-                     vi* d) {
-  if constexpr (kBits == 4) {  // the odd bytes of a step's low nibbles stay 256 times too large until the end
-    vi by256[kT];
-    ASSAY_UNROLL for (int t = 0; t < kT; t++) by256[t] = vi_set(0);
-    ASSAY_UNROLL for (int i = 0; i < 4; i++) {
-      const vi v = vi_load(codes + 64 * i + part * kLanes * 4), up = vi_srl<4>(v);
-      const vi w0 = vi_and(v, vi_set(0x000f000f)), w1 = vi_and(v, vi_set(0x0f000f00));
-      const vi w2 = vi_and(up, vi_set(0x000f000f)), w3 = vi_srl16<12>(v);
-      ASSAY_UNROLL for (int t = 0; t < kT; t++) {
-        const std::byte* q = x + t * stride + 16 * i;
-        d[t] = vi_dot_words(d[t], w0, vi_spread(q));
-        by256[t] = vi_dot_words(by256[t], w1, vi_spread(q + 4));
-        d[t] = vi_dot_words(d[t], w2, vi_spread(q + 8));
-        d[t] = vi_dot_words(d[t], w3, vi_spread(q + 12));
+// The dots below take the parts of a panel together, so that a broadcast activation serves all of them. d[part * kT +
+// t] is for token t, whose codes lie `stride` bytes after those of token t - 1. The fences keep the compiler from
+// carrying dozens of broadcasts from one half-step to the next, through memory.
+#define ASSAY_FENCE asm volatile("" ::: "memory")
+
+/// Half-steps kFrom .. kTo - 1 of a group.
+template <int kBits, int kT, int kFrom, int kTo>
+ASSAY_V void dot_s16(const std::byte* codes, const std::byte* high, const std::byte* x, int64_t stride, vi* d) {
+  // Few tokens: nibbles are masked where they stand, 16 and 256 times too large, and shifted once per group.
+  constexpr bool kInPlace = kBits == 4 && kParts * kT <= 2;
+  vi by16[kParts * kT], by256[kParts * kT];
+  if constexpr (kInPlace) {
+    ASSAY_UNROLL for (int i = 0; i < kParts * kT; i++) by16[i] = by256[i] = vi_set(0);
+  }
+  ASSAY_UNROLL for (int s = kFrom; s < kTo; s++) {
+    vi w0[kParts], w1[kParts];  // words of even and odd bytes: k = 4 s, 4 s + 1 and 4 s + 2, 4 s + 3
+    ASSAY_UNROLL for (int p = 0; p < kParts; p++) {
+      if constexpr (kBits == 4) {
+        const vi v = vi_load(codes + 64 * (s / 2) + p * kLanes * 4);
+        if (s % 2) {
+          w0[p] = kInPlace ? vi_and(v, vi_set(0x00f000f0)) : vi_and(vi_srl<4>(v), vi_set(0x000f000f));
+          w1[p] = vi_srl16<12>(v);
+        } else {
+          w0[p] = vi_and(v, vi_set(0x000f000f));
+          w1[p] = kInPlace ? vi_and(v, vi_set(0x0f000f00)) : vi_and(vi_srl16<8>(v), vi_set(0x000f000f));
+        }
+      } else {
+        const vi v = byte_codes<kBits>(codes, high, s, p);
+        w0[p] = vi_and(v, vi_set(0x00ff00ff));
+        w1[p] = vi_srl16<8>(v);
       }
     }
-    ASSAY_UNROLL for (int t = 0; t < kT; t++) d[t] = vi_add(d[t], vi_sra<8>(by256[t]));
-  } else {
-    ASSAY_UNROLL for (int s = 0; s < 8; s++) {
-      const vi v = byte_codes<kBits>(codes, high, s, part);
-      const vi w0 = vi_and(v, vi_set(0x00ff00ff)), w1 = vi_srl16<8>(v);
-      vi* sum = d + (kHalves && s >= 4 ? kT : 0);
-      ASSAY_UNROLL for (int t = 0; t < kT; t++) {
-        const std::byte* q = x + t * stride + 8 * s;
-        sum[t] = vi_dot_words(sum[t], w0, vi_spread(q));
-        sum[t] = vi_dot_words(sum[t], w1, vi_spread(q + 4));
+    ASSAY_UNROLL for (int t = 0; t < kT; t++) {
+      const vi q0 = vi_spread(x + t * stride + 8 * s), q1 = vi_spread(x + t * stride + 8 * s + 4);
+      ASSAY_UNROLL for (int p = 0; p < kParts; p++) {
+        const int i = p * kT + t;
+        vi& sum0 = kInPlace && s % 2 == 1 ? by16[i] : d[i];
+        vi& sum1 = kInPlace && s % 2 == 0 ? by256[i] : d[i];
+        sum0 = vi_dot_words(sum0, w0[p], q0);
+        sum1 = vi_dot_words(sum1, w1[p], q1);
       }
     }
+    if (s % 2) ASSAY_FENCE;
+  }
+  if constexpr (kInPlace) {
+    ASSAY_UNROLL for (int i = 0; i < kParts * kT; i++) d[i] =
+        vi_add(d[i], vi_add(vi_sra<4>(by16[i]), vi_sra<8>(by256[i])));
   }
 }
 
-template <int kBits, int kT, bool kHalves>
-ASSAY_V void dot_s8(const std::byte* codes, const std::byte* high, int part, const std::byte* x, int64_t stride,
-                    vi* d) {
+template <int kBits, int kT, int kFrom, int kTo>
+ASSAY_V void dot_s8(const std::byte* codes, const std::byte* high, const std::byte* x, int64_t stride, vi* d) {
 #if defined(ASSAY_ISA_avx512vnni)
-  ASSAY_UNROLL for (int s = 0; s < 8; s++) {
-    const vi v = byte_codes<kBits>(codes, high, s, part);
-    vi* sum = d + (kHalves && s >= 4 ? kT : 0);
-    ASSAY_UNROLL for (int t = 0; t < kT; t++) sum[t] = vi_dot_bytes(sum[t], v, vi_spread(x + t * stride + 4 * s));
+  ASSAY_UNROLL for (int s = kFrom; s < kTo; s++) {
+    ASSAY_UNROLL for (int p = 0; p < kParts; p++) {
+      const vi v = byte_codes<kBits>(codes, high, s, p);
+      ASSAY_UNROLL for (int t = 0; t < kT; t++) d[p * kT + t] =
+          vi_dot_bytes(d[p * kT + t], v, vi_spread(x + t * stride + 4 * s));
+    }
+    if (s % 2) ASSAY_FENCE;
   }
 #else
   // Words hold 16 products of a nibble, 8 of a 5-bit code, 4 of a 6-bit one (15 * 127 * 16, 31 * 127 * 8, 63 * 127 * 4
-  // < 2^15). Bytes are two nibbles.
+  // < 2^15). For codes of 8 bits, code_bytes_for() asks for words.
   constexpr int kHold = kBits == 5 ? 4 : kBits == 6 ? 2 : 8;  // half-steps until words become lanes
   const vi ones = vi_set(0x00010001);
-  vi words[kT], upper[kT];
-  ASSAY_UNROLL for (int s = 0; s < 8; s++) {
+  vi words[kParts * kT];
+  ASSAY_UNROLL for (int s = kFrom; s < kTo; s++) {
     if (s % kHold == 0) {
-      ASSAY_UNROLL for (int t = 0; t < kT; t++) words[t] = upper[t] = vi_set(0);
+      ASSAY_UNROLL for (int i = 0; i < kParts * kT; i++) words[i] = vi_set(0);
     }
-    const vi v = byte_codes<kBits>(codes, high, s, part);
-    const vi low = kBits == 8 ? vi_and(v, vi_set(0x0f0f0f0f)) : v;
-    ASSAY_UNROLL for (int t = 0; t < kT; t++) words[t] =
-        vi_dot_byte_pairs(words[t], low, vi_spread(x + t * stride + 4 * s));
-    if constexpr (kBits == 8) {
-      const vi above = vi_and(vi_srl<4>(v), vi_set(0x0f0f0f0f));
-      ASSAY_UNROLL for (int t = 0; t < kT; t++) upper[t] =
-          vi_dot_byte_pairs(upper[t], above, vi_spread(x + t * stride + 4 * s));
+    vi w[kParts];
+    ASSAY_UNROLL for (int p = 0; p < kParts; p++) w[p] = byte_codes<kBits>(codes, high, s, p);
+    ASSAY_UNROLL for (int t = 0; t < kT; t++) {
+      const vi q = vi_spread(x + t * stride + 4 * s);
+      ASSAY_UNROLL for (int p = 0; p < kParts; p++) {
+        words[p * kT + t] = vi_dot_byte_pairs(words[p * kT + t], w[p], q);
+      }
     }
+    if (s % 2) ASSAY_FENCE;
     if (s % kHold == kHold - 1) {
-      vi* sum = d + (kHalves && s >= 4 ? kT : 0);
-      ASSAY_UNROLL for (int t = 0; t < kT; t++) {
-        sum[t] = vi_dot_words(sum[t], words[t], ones);
-        if constexpr (kBits == 8) sum[t] = vi_add(sum[t], vi_shl<4>(vi_dot_words(vi_set(0), upper[t], ones)));
+      ASSAY_UNROLL for (int i = 0; i < kParts * kT; i++) {
+        d[i] = vi_dot_words(d[i], words[i], ones);
       }
     }
   }
@@ -229,11 +244,9 @@ template <WeightType kType, bool kWide, int kT>
   const std::byte* x = a.x.codes + t * stride;
   const float* scales = a.x.scales + t * groups;
   const int32_t* sums = a.x.sums + 2 * t * groups;
-  vf acc[8][kParts][kT];
-  for (int i = 0; i < 8; i++) {
-    for (int part = 0; part < kParts; part++) {
-      ASSAY_UNROLL for (int s = 0; s < kT; s++) acc[i][part][s] = v_zero();
-    }
+  vf acc[8][kParts * kT];
+  for (int lane = 0; lane < 8; lane++) {
+    ASSAY_UNROLL for (int i = 0; i < kParts * kT; i++) acc[lane][i] = v_zero();
   }
   for (int64_t g = 0; g < groups; g++) {
     const std::byte* codes = panel + g * kCodes;
@@ -243,37 +256,46 @@ template <WeightType kType, bool kWide, int kT>
     }
     const std::byte* high = panel + (int64_t)l.high + g * kHigh;
     const std::byte* xg = x + g * (kWide ? 64 : 32);
-    for (int part = 0; part < kParts; part++) {
-      vi d[2 * kT];
+    vf* sum = acc[g % 8];
+    const auto term = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
+      vi d[kParts * kT];
       ASSAY_UNROLL for (int s = 0; s < kT; s++) {
         const int32_t* both = sums + 2 * (s * groups + g);
-        d[s] = kBias == 0 ? vi_set(0) : vi_set(-kBias * (kHalves ? both[0] : both[0] + both[1]));
-        d[kT + s] = kHalves ? vi_set(-kBias * both[1]) : vi_set(0);
+        const vi bias = kBias == 0 ? vi_set(0) : vi_set(-kBias * (kHalves ? both[kFrom / 4] : both[0] + both[1]));
+        ASSAY_UNROLL for (int part = 0; part < kParts; part++) d[part * kT + s] = bias;
       }
       if constexpr (kWide) {
-        dot_s16<kBits, kT, kHalves>(codes, high, part, xg, stride, d);
+        dot_s16<kBits, kT, kFrom, kTo>(codes, high, xg, stride, d);
       } else {
-        dot_s8<kBits, kT, kHalves>(codes, high, part, xg, stride, d);
+        dot_s8<kBits, kT, kFrom, kTo>(codes, high, xg, stride, d);
       }
-      const ScaleVectors w = load_scales<kType>(panel + l.scales, g, part);
-      ASSAY_UNROLL for (int s = 0; s < kT; s++) {
-        const vf scale = v_set(scales[s * groups + g]);
-        vf& sum = acc[g % 8][part][s];
-        sum = v_fma(scale, v_mul(w.low, vi_to_float(d[s])), sum);
-        if constexpr (kHalves) sum = v_fma(scale, v_mul(w.high, vi_to_float(d[kT + s])), sum);
-        if constexpr (has_minimum(kType)) {
-          const int32_t* both = sums + 2 * (s * groups + g);
-          sum = v_fma(scale, v_mul(w.minimum, v_set((float)(both[0] + both[1]))), sum);
+      ASSAY_UNROLL for (int part = 0; part < kParts; part++) {
+        const ScaleVectors w = load_scales<kType>(panel + l.scales, g, part);
+        ASSAY_UNROLL for (int s = 0; s < kT; s++) {
+          const vf scale = v_set(scales[s * groups + g]);
+          vf y = v_fma(scale, v_mul(kFrom == 0 ? w.low : w.high, vi_to_float(d[part * kT + s])), sum[part * kT + s]);
+          if constexpr (has_minimum(kType)) {
+            const int32_t* both = sums + 2 * (s * groups + g);
+            y = v_fma(scale, v_mul(w.minimum, v_set((float)(both[0] + both[1]))), y);
+          }
+          sum[part * kT + s] = y;
         }
       }
+      ASSAY_FENCE;
+    };
+    if constexpr (kHalves) {
+      term.template operator()<0, 4>();
+      term.template operator()<4, 8>();
+    } else {
+      term.template operator()<0, 8>();
     }
   }
-  for (int part = 0; part < kParts; part++) {
+  ASSAY_UNROLL for (int part = 0; part < kParts; part++) {
     const int64_t n = p * kPanelRows + part * kLanes, rows = a.w.rows - n;
     if (rows <= 0) return;
     ASSAY_UNROLL for (int s = 0; s < kT; s++) {
       const auto lane = [&](int i) __attribute__((always_inline)) {
-        return acc[i][part][s];
+        return acc[i][part * kT + s];
       };
       vf y = v_add(v_add(v_add(lane(0), lane(1)), v_add(lane(2), lane(3))),
                    v_add(v_add(lane(4), lane(5)), v_add(lane(6), lane(7))));
@@ -301,11 +323,13 @@ static void quant_linear_of(const QuantLinearArgs& a, int64_t begin, int64_t end
 
 template <WeightType kType>
 static void quant_linear_of(const QuantLinearArgs& a, int64_t begin, int64_t end) {
-  if (a.x.kind == Activations::s16) {
-    quant_linear_of<kType, true>(a, begin, end);
-  } else {
-    quant_linear_of<kType, false>(a, begin, end);
-  }
+#if defined(ASSAY_ISA_avx512vnni)
+  constexpr bool kBytes = true;
+#else
+  constexpr bool kBytes = code_bits(kType) < 8;
+#endif
+  if (a.x.code_bytes == 2) return quant_linear_of<kType, true>(a, begin, end);
+  if constexpr (kBytes) quant_linear_of<kType, false>(a, begin, end);
 }
 
 void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end) {

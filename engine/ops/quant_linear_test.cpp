@@ -232,16 +232,18 @@ struct Rows {
   std::vector<float> scales;
   std::vector<int32_t> sums;
   QuantisedRows view;
-  Rows(Rng& rng, Isa isa, const std::vector<float>& x, int64_t rows, int64_t columns, Activations kind) {
-    codes.resize(x.size() * (kind == Activations::s16 ? 2 : 1));
+  Rows(Rng& rng, Isa isa, const std::vector<float>& x, int64_t rows, int64_t columns, Activations kind,
+       WeightType type) {
+    const int code_bytes = code_bytes_for(isa, type, kind);
+    codes.resize(x.size() * size_t(code_bytes));
     scales.resize(x.size() / 32);
     sums.resize(x.size() / 16);
-    view = {kind, rows, columns, codes.data(), scales.data(), sums.data()};
+    view = {kind, code_bytes, rows, columns, codes.data(), scales.data(), sums.data()};
     const QuantiseArgs a{x.data(), view};
     in_random_cuts(rng, int64_t(scales.size()), [&](int64_t b, int64_t e) { kernels(isa).quantise(a, b, e); });
   }
   int code(size_t i) const {
-    if (view.kind == Activations::s16) return reinterpret_cast<const int16_t*>(codes.data())[i];
+    if (view.code_bytes == 2) return reinterpret_cast<const int16_t*>(codes.data())[i];
     const size_t place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
     return reinterpret_cast<const int8_t*>(codes.data())[place];
   }
@@ -260,7 +262,7 @@ std::vector<float> run(Rng& rng, Isa isa, const Weights& m, const std::vector<fl
                        Activations kind, const float* bias) {
   const Matrix w{m.type, m.rows, m.columns, m.bytes.data()};
   const Panels panels(w);
-  const Rows rows(rng, isa, x, tokens, m.columns, kind);
+  const Rows rows(rng, isa, x, tokens, m.columns, kind, m.type);
   std::vector<float> y(size_t(tokens * m.rows), -123.0f);
   const QuantLinearArgs a{w, isa == Isa::scalar ? nullptr : panels.data, rows.view, bias, y.data()};
   in_random_cuts(rng, panels_of(w), [&](int64_t b, int64_t e) { kernels(isa).quant_linear(a, b, e); });
@@ -280,7 +282,7 @@ TEST(Quantise, EveryGroupHasTheCodesScaleAndSumsOfTheRule) {
         for (size_t i = 0; i < x.size(); i++) x[i] = i % 32 == 0 ? 127.0f : (float(i % 32) - 16) + 0.5f;
       const Activation want = quantised(x, kind);
       for (Isa isa : isas()) {
-        const Rows got(rng, isa, x, 1, int64_t(x.size()), kind);
+        const Rows got(rng, isa, x, 1, int64_t(x.size()), kind, round % 3 ? WeightType::q4_0 : WeightType::q8_0);
         ASSERT_TRUE(same_bytes(got.scales, want.s)) << name_of(isa) << " " << name_of(kind);
         for (size_t i = 0; i < x.size(); i++)
           ASSERT_EQ(got.code(i), want.q[i]) << name_of(isa) << " " << name_of(kind) << " " << i;
@@ -299,7 +301,7 @@ TEST(Quantise, RoundsHalvesToEvenOnBothSidesAndKeepsNaN) {
   x[1] = -3.5f, x[2] = -2.5f, x[3] = 2.5f, x[4] = 3.5f;
   x[40] = NAN, x[41] = 1.0f;
   for (Isa isa : isas()) {
-    const Rows got(rng, isa, x, 1, 64, Activations::s8);
+    const Rows got(rng, isa, x, 1, 64, Activations::s8, WeightType::q4_0);
     EXPECT_EQ(got.code(1), -4) << name_of(isa);
     EXPECT_EQ(got.code(2), -2) << name_of(isa);
     EXPECT_EQ(got.code(3), 2) << name_of(isa);

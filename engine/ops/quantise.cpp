@@ -38,16 +38,16 @@ ASSAY_NUMERICS_FN float quantise_group(const float* x, float q, int32_t* codes) 
 
 void quantise(const QuantiseArgs& a, int64_t begin, int64_t end) {
   const QuantisedRows& out = a.out;
-  const bool wide = out.kind == Activations::s16;
+  const float q = out.kind == Activations::s16 ? 32639.0f : 127.0f;
   int32_t codes[kGroup];
   for (int64_t g = begin; g < end; g++) {
-    out.scales[g] = quantise_group(a.x + g * kGroup, wide ? 32639.0f : 127.0f, codes);
+    out.scales[g] = quantise_group(a.x + g * kGroup, q, codes);
     int32_t low = 0, high = 0;
     for (int i = 0; i < 16; i++) low += codes[i];
     for (int i = 16; i < 32; i++) high += codes[i];
     out.sums[2 * g] = low;
     out.sums[2 * g + 1] = high;
-    if (wide) {
+    if (out.code_bytes == 2) {
       int16_t* to = reinterpret_cast<int16_t*>(out.codes) + g * kGroup;
       for (int i = 0; i < kGroup; i++) to[i] = (int16_t)codes[i];
     } else {

@@ -64,6 +64,11 @@ Isa best_isa() {
   return best;
 }
 
+int code_bytes_for(Isa isa, WeightType type, Activations kind) {
+  const bool saturates = isa == Isa::avx2 || isa == Isa::avx512;
+  return kind == Activations::s16 || (type == WeightType::q8_0 && saturates) ? 2 : 1;
+}
+
 const Kernels& kernels(Isa isa) {
   if (!isa_supported(isa)) {
     throw Error(ErrorKind::internal, "kernels", "instruction set not supported here",
