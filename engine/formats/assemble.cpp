@@ -120,17 +120,11 @@ class Assembler {
     return widen(t.type, t.data, n);
   }
 
-  /// Row r of the file -> Hugging Face row: within a head, file row 2*j + half is row half * head_dim/2 + j.
-  int64_t hf_row(int64_t r) const {
-    const int64_t head = r / c_.head_dim, in_head = r % c_.head_dim;
-    return head * c_.head_dim + (in_head % 2) * (c_.head_dim / 2) + in_head / 2;
-  }
-
   Matrix unpermuted(Matrix m) {
     if (!o_.permuted_qk) return m;
     const size_t row = row_bytes(m.type, m.columns);
     std::byte* copy = own(m.bytes());
-    for (int64_t r = 0; r < m.rows; r++) std::memcpy(copy + size_t(hf_row(r)) * row, m.row(r), row);
+    for (int64_t r = 0; r < m.rows; r++) std::memcpy(copy + size_t(hf_row_of(r, c_.head_dim)) * row, m.row(r), row);
     m.data = copy;
     return m;
   }
@@ -138,7 +132,7 @@ class Assembler {
   Vector unpermuted(Vector v) {
     if (!o_.permuted_qk) return v;
     Vector out(v.size());
-    for (size_t r = 0; r < v.size(); r++) out[size_t(hf_row(int64_t(r)))] = v[r];
+    for (size_t r = 0; r < v.size(); r++) out[size_t(hf_row_of(int64_t(r), c_.head_dim))] = v[r];
     return out;
   }
 

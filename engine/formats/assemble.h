@@ -75,6 +75,13 @@ class TensorSet {
 /// tensors, non-finite scales of quantised blocks.
 Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions& options);
 
+/// llama files of GGUF: the Hugging Face row that q and k of the file have in row r. Within a head, file row 2*j + half
+/// is row half * head_dim/2 + j (convert_hf_to_gguf.py, LlamaModel.permute).
+inline int64_t hf_row_of(int64_t r, int64_t head_dim) {
+  const int64_t in_head = r % head_dim;
+  return r - in_head + (in_head % 2) * (head_dim / 2) + in_head / 2;
+}
+
 /// "Q4_1 (Q8_0 1, F32 61)": the type of most bytes among the used tensors, then the others with their counts.
 std::string quantisation_summary(const std::vector<SourceTensor>& tensors);
 

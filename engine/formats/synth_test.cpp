@@ -232,6 +232,48 @@ TEST(Synth, ColumnsThatDontDivideGetAnotherTypeAndItIsSaid) {
   EXPECT_EQ(m.weights.layers[0].q_bias.size(), 256u);
 }
 
+TEST(Synth, FileAndMemoryHoldTheSameModel) {
+  TempDir dir;
+  for (const char* family : {"llama", "qwen2", "qwen3"})
+    for (WeightType t : {WeightType::q5_k, WeightType::bf16, WeightType::q4_1}) {
+      const SynthSpec spec{small_config(dir, family), t, 21, 2};
+      const std::filesystem::path path = dir.path() / "m.gguf";
+      const uint64_t bytes = write_synth_gguf(spec, path, true, 2);
+      EXPECT_EQ(std::filesystem::file_size(path), bytes);
+      const Model file = load_model(path), memory = make_synthetic_model(spec);
+      const Config &a = file.config, &b = memory.config;
+      EXPECT_EQ(a.family, b.family);
+      EXPECT_EQ(a.context, b.context);
+      EXPECT_EQ(a.rms_eps, double(float(b.rms_eps)));
+      EXPECT_EQ(a.rope.theta, b.rope.theta);
+      EXPECT_EQ(a.tied, b.tied);
+      EXPECT_EQ(a.eos, b.eos);
+      EXPECT_EQ(a.bos, b.bos);
+      auto expect_equal = [&](const Matrix& x, const Matrix& y) {
+        ASSERT_EQ(x.type, y.type);
+        ASSERT_EQ(x.rows, y.rows);
+        ASSERT_EQ(x.columns, y.columns);
+        EXPECT_EQ(0, std::memcmp(x.data, y.data, x.bytes())) << family << " " << name_of(t);
+      };
+      expect_equal(file.weights.embed, memory.weights.embed);
+      expect_equal(file.weights.lm_head, memory.weights.lm_head);
+      EXPECT_EQ(file.weights.final_norm, memory.weights.final_norm);
+      ASSERT_EQ(file.weights.layers.size(), 2u);
+      for (size_t l = 0; l < 2; l++) {
+        const LayerWeights &x = file.weights.layers[l], &y = memory.weights.layers[l];
+        for (Matrix LayerWeights::*m : {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v, &LayerWeights::o,
+                                        &LayerWeights::gate, &LayerWeights::up, &LayerWeights::down})
+          expect_equal(x.*m, y.*m);
+        for (Vector LayerWeights::*v :
+             {&LayerWeights::attn_norm, &LayerWeights::ffn_norm, &LayerWeights::q_bias, &LayerWeights::k_bias,
+              &LayerWeights::v_bias, &LayerWeights::q_norm, &LayerWeights::k_norm})
+          EXPECT_EQ(x.*v, y.*v) << family;
+      }
+      EXPECT_EQ(file.provenance.quantisation, memory.provenance.quantisation);
+      EXPECT_NE(error_of([&] { write_synth_gguf(spec, path, false); }).find("is there already"), std::string::npos);
+    }
+}
+
 TEST(Synth, TheTextFormIsReadAndRefused) {
   const SynthSpec s = parse_synth_spec("synth:VL-2B:q5_k:seed=9:layers=3");
   EXPECT_EQ(s.shape, "VL-2B");

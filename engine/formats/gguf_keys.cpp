@@ -1,0 +1,85 @@
+#include "engine/formats/gguf_keys.h"
+
+#include <fmt/format.h>
+
+namespace assay {
+namespace {
+
+void put_utf8(std::string& out, int code) {  // below U+0800
+  if (code < 0x80) {
+    out += char(code);
+  } else {
+    out += char(0xc0 | code >> 6);
+    out += char(0x80 | (code & 63));
+  }
+}
+
+/// GPT-2's printable characters for the 256 bytes (openai/gpt-2, encoder.py, bytes_to_unicode).
+std::vector<std::string> byte_tokens() {
+  std::vector<std::string> out;
+  int other = 256;
+  for (int b = 0; b < 256; b++) {
+    const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+    std::string token;
+    put_utf8(token, printable ? b : other++);
+    out.push_back(token);
+  }
+  return out;
+}
+
+}  // namespace
+
+void put_config_keys(GgufWriter& file, const Config& c, const std::string& name, WeightType type) {
+  const std::string arch = c.family == "qwen3_vl" ? "qwen3vl" : c.family;
+  auto u32 = [&](const char* key, int64_t value) { file.u32(arch + "." + key, uint32_t(value)); };
+  file.string("general.architecture", arch);
+  file.string("general.type", "model");
+  file.string("general.name", name);
+  file.u32("general.file_type", gguf_file_type(type));
+  file.u32("general.quantization_version", 2);
+  u32("block_count", c.layers);
+  u32("context_length", c.context);
+  u32("embedding_length", c.hidden);
+  u32("feed_forward_length", c.ffn);
+  u32("attention.head_count", c.heads);
+  u32("attention.head_count_kv", c.kv_heads);
+  u32("attention.key_length", c.head_dim);
+  u32("attention.value_length", c.head_dim);
+  file.f32(arch + ".attention.layer_norm_rms_epsilon", float(c.rms_eps));
+  u32("vocab_size", c.vocab);
+  u32("rope.dimension_count", c.rope.rotary);
+  file.f32(arch + ".rope.freq_base", float(c.rope.theta));
+  if (!c.rope.mrope_section.empty()) {  // GGUF has a fourth stream, which these models don't use
+    std::vector<int32_t> sections(c.rope.mrope_section.begin(), c.rope.mrope_section.end());
+    sections.resize(4, 0);
+    file.i32s(arch + ".rope.dimension_sections", sections);
+  }
+}
+
+void put_placeholder_tokenizer(GgufWriter& file, const Config& c) {
+  constexpr int32_t kNormal = 1, kControl = 3, kUnused = 5;  // llama.cpp, enum llama_token_type
+  std::vector<std::string> tokens;
+  std::vector<std::string> merges;
+  if (c.vocab > 257) {
+    tokens = byte_tokens();
+    merges = {tokens[' '] + " t"};
+    tokens.push_back(tokens[' '] + "t");
+  }
+  std::vector<int32_t> types(tokens.size(), kNormal);
+  for (int64_t id = int64_t(tokens.size()); id < c.vocab; id++) {
+    tokens.push_back(fmt::format("<d{}>", id));
+    types.push_back(kUnused);
+  }
+  for (int64_t id : c.eos) types[size_t(id)] = kControl;
+  if (c.bos >= 0) types[size_t(c.bos)] = kControl;
+  file.string("tokenizer.ggml.model", "gpt2");
+  file.string("tokenizer.ggml.pre", "qwen2");
+  file.strings("tokenizer.ggml.tokens", tokens);
+  file.i32s("tokenizer.ggml.token_type", types);
+  file.strings("tokenizer.ggml.merges", merges);
+  if (c.bos >= 0) file.u32("tokenizer.ggml.bos_token_id", uint32_t(c.bos));
+  if (!c.eos.empty()) file.u32("tokenizer.ggml.eos_token_id", uint32_t(c.eos[0]));
+  file.boolean("tokenizer.ggml.add_bos_token", false);
+}
+
+}  // namespace assay
