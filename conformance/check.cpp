@@ -45,7 +45,9 @@ const std::vector<Check>& registry() {
     add_equivalence_checks(out);
     add_quality_checks(out);
     add_artifact_checks(out);
+    add_tokenizer_checks(out);
     add_fault_checks(out);
+    add_tokenizer_fault_checks(out);
     std::set<std::string> ids;
     for (const Check& c : out)
       if (!ids.insert(c.id).second) throw Error(ErrorKind::internal, c.id, "two checks of the same id");

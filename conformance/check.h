@@ -85,6 +85,8 @@ void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalenc
 void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
 void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
 void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
+void add_tokenizer_checks(std::vector<Check>& out);    // text/tokenizer_checks.cpp
+void add_tokenizer_fault_checks(std::vector<Check>& out);   // faults/tokenizer_faults.cpp
 void add_fault_checks(std::vector<Check>& out);        // faults/fault_checks.cpp
 
 }  // namespace assay

@@ -59,5 +59,6 @@ void add_check(CLI::App& app, int& code);
 void add_list(CLI::App& app, int& code);
 void add_bench(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
+void add_tokenize(CLI::App& app, int& code);
 
 }  // namespace assay::cli

@@ -171,21 +171,20 @@ void read_merges(const JsonReader& model, TokenizerParts& p) {
     throw Error(ErrorKind::malformed, model.where("merges"), "is missing", "a list of merges");
   p.merges.reserve(merges->size());
   for (const Json& m : *merges) {
-    const auto refuse = [&] {
-      throw Error(ErrorKind::malformed, fmt::format("{}[{}]", model.where("merges"), p.merges.size()), "is not a merge",
-                  "\"a b\" or [\"a\", \"b\"]", in_quotes(m.dump(), 80));
-    };
-    if (m.is_array()) {
-      if (m.size() != 2 || !m[0].is_string() || !m[1].is_string()) refuse();
-      p.merges.emplace_back(m[0].get_ref<const std::string&>(), m[1].get_ref<const std::string&>());
-    } else {
-      if (!m.is_string()) refuse();
+    std::pair<std::string, std::string> merge;
+    if (m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string()) {
+      merge = {m[0].get<std::string>(), m[1].get<std::string>()};
+    } else if (m.is_string()) {
       const auto& text = m.get_ref<const std::string&>();
       const size_t space = text.find(' ');
-      if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) refuse();
-      p.merges.emplace_back(text.substr(0, space), text.substr(space + 1));
+      if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos)
+        merge = {text.substr(0, space), text.substr(space + 1)};
     }
-    if (p.merges.back().first.empty() || p.merges.back().second.empty()) refuse();
+    if (merge.first.empty() || merge.second.empty()) {
+      throw Error(ErrorKind::malformed, fmt::format("{}[{}]", model.where("merges"), p.merges.size()), "is not a merge",
+                  "\"a b\" or [\"a\", \"b\"]", in_quotes(m.dump(), 80));
+    }
+    p.merges.push_back(std::move(merge));
   }
 }
 

@@ -1,0 +1,10 @@
+# Fuzz targets of text (preset `fuzz`), as engine/formats/fuzz.cmake: build-fuzz/engine/text/NAME_fuzz fuzz_corpus/NAME.
+target_compile_options(assay_text PRIVATE -fsanitize=fuzzer-no-link)
+file(GLOB TEXT_FUZZ CONFIGURE_DEPENDS *_fuzz.cpp)
+foreach(source ${TEXT_FUZZ})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE assay_text)
+  target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+endforeach()
