@@ -78,6 +78,8 @@ class CpuBackend {
   /// set is scalar, which reads the file's blocks. Throws Error{memory} with the bytes it wanted. Once, before run().
   void prepare(const Program& program, Activations activations);
   size_t panel_bytes() const { return panel_bytes_; }
+  size_t quantised_bytes() const;     // of activations as integers, as large as a pass has needed so far
+  size_t scratch_bytes() const;       // of attention, all workers; without what linear packs
   void begin_pass() { quantised_value_ = kNoValue; }   // values of an earlier pass are no longer known
   void run(NodeContext& c);           // Error{numeric} where a finite k or v overflows an f16 cache
   Isa isa() const { return kernels_->isa; }

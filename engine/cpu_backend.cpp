@@ -53,6 +53,17 @@ std::string CpuBackend::variant(const Node& node) const {
 }
 int CpuBackend::threads() const { return pool_->threads(); }
 
+size_t CpuBackend::quantised_bytes() const {
+  return quantised_codes_.capacity() + quantised_scales_.capacity() * sizeof(float) +
+         quantised_sums_.capacity() * sizeof(int32_t);  // a pass of fewer rows gives nothing back
+}
+
+size_t CpuBackend::scratch_bytes() const {
+  size_t floats = 0;
+  for (const auto& s : scratch_) floats += s.size();
+  return floats * sizeof(float);
+}
+
 namespace {
 
 /// Work items per task: a task should be worth a few microseconds, whatever one item costs.

@@ -24,13 +24,27 @@ std::vector<std::pair<std::string, int64_t>> Trace::variants() const {
   return out;
 }
 
+void check_options(EngineOptions& o, const Config& c) {
+  if (o.slots < 1) throw Error(ErrorKind::usage, "--slots", "too few slots", ">= 1", std::to_string(o.slots));
+  if (o.context == 0) o.context = c.context;
+  if (o.context < 1 || o.context > (int64_t(1) << 32))
+    throw Error(ErrorKind::usage, "--ctx", "context out of range", "1 to 2^32", std::to_string(o.context));
+}
+
+int choose_buffer(const std::vector<int64_t>& sizes, const std::vector<bool>& used, int64_t floats) {
+  int best = -1;
+  for (int b = 0; b < int(sizes.size()); b++) {
+    if (used[b]) continue;
+    const int64_t size = sizes[b], held = best < 0 ? 0 : sizes[best];
+    if (best < 0 || (size >= floats ? held < floats || size < held : held < floats && size > held)) best = b;
+  }
+  return best;
+}
+
 Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options)
     : model_(std::move(model)), options_(options), program_(build_program(*model_)) {
   const Config& c = model_->config;
-  if (options_.slots < 1) throw Error(ErrorKind::usage, "--slots", "too few slots", ">= 1", std::to_string(options_.slots));
-  if (options_.context == 0) options_.context = c.context;
-  if (options_.context < 1 || options_.context > (int64_t(1) << 32))
-    throw Error(ErrorKind::usage, "--ctx", "context out of range", "1 to 2^32", std::to_string(options_.context));
+  check_options(options_, c);
   backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
   backend_->prepare(program_, options_.activations);
   rope_ = std::make_unique<RopeTable>(make_rope_table(c.rope, options_.context));
@@ -95,12 +109,9 @@ float* Engine::buffer_for(ValueId value, int64_t floats) {
   std::vector<bool> used(buffers_.size(), false);
   for (int b : buffer_of_)
     if (b >= 0) used[b] = true;
-  int best = -1;  // the smallest free buffer that is large enough, else the largest free one
-  for (int b = 0; b < int(buffers_.size()); b++) {
-    if (used[b]) continue;
-    const int64_t size = int64_t(buffers_[b].size()), held = best < 0 ? 0 : int64_t(buffers_[best].size());
-    if (best < 0 || (size >= floats ? held < floats || size < held : held < floats && size > held)) best = b;
-  }
+  std::vector<int64_t> sizes;
+  for (const auto& b : buffers_) sizes.push_back(int64_t(b.size()));
+  int best = choose_buffer(sizes, used, floats);
   if (best < 0) {
     buffers_.emplace_back();
     best = int(buffers_.size()) - 1;
@@ -180,6 +191,17 @@ void Engine::truncate(int slot, int64_t length) {
         std::memset(l.v + at, 0xff, n);
       }
   lengths_[slot] = length;
+}
+
+EngineMemory Engine::memory() const {
+  EngineMemory m;
+  m.panels = backend_->panel_bytes();
+  for (const KvLayer& l : caches_) m.kv += 2 * size_t(l.slots * l.kv_heads * l.context * l.head_dim) * size_of(l.type);
+  m.rope = (rope_->cos.size() + rope_->sin.size()) * sizeof(float);
+  for (const auto& b : buffers_) m.values += b.size() * sizeof(float);
+  m.quantised = backend_->quantised_bytes();
+  m.scratch = backend_->scratch_bytes();
+  return m;
 }
 
 std::string Engine::state_hash(int slot) const {

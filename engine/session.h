@@ -23,6 +23,22 @@ struct EngineOptions {
   bool poison = false;        // fill unwritten state and every output with NaN before it is written (checks)
 };
 
+/// What an engine holds beside its model, in bytes.
+struct EngineMemory {
+  size_t panels = 0;       // quantised weights repacked for SIMD (ops/panel.h)
+  size_t kv = 0;           // caches of all slots and layers, used or not
+  size_t rope = 0;         // cos and sin of every position
+  size_t values = 0;       // buffers of node values, f32
+  size_t quantised = 0;    // activations as integers
+  size_t scratch = 0;      // of attention, all workers
+  size_t total() const { return panels + kv + rope + values + quantised + scratch; }
+};
+
+/// Fills in the context where it is 0. Throws Error{usage} for what no engine can have.
+void check_options(EngineOptions& options, const Config& config);
+/// Which free buffer a value of `floats` gets: the smallest that is large enough, else the largest (which then grows); -1: none is free.
+int choose_buffer(const std::vector<int64_t>& sizes, const std::vector<bool>& used, int64_t floats);
+
 /// Sees every value right after its node ran. `rows` are the batch rows that `data` holds, one after the other.
 class Observer {
  public:
@@ -49,6 +65,7 @@ class Engine {
   int64_t length(int slot) const { return lengths_.at(slot); }
   void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
   const KvLayer& kv(int layer) const { return caches_.at(layer); }
+  EngineMemory memory() const;
   /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;
 

@@ -6,6 +6,8 @@
 
 namespace assay {
 
+int usable_cpus();  // that this process may run on
+
 class ThreadPool {
  public:
   /// `threads` workers, the calling thread being worker 0; 0: one per CPU that this process may use. Every worker

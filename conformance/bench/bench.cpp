@@ -8,6 +8,7 @@
 #include <random>
 
 #include "dumps/error.h"
+#include "engine/cost.h"
 #include "engine/large_memory.h"
 #include "engine/thread_pool.h"
 
@@ -21,39 +22,10 @@ double median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
-/// Best of four passes over 512 MiB: what a token's weights could be read with.
-double plain_read_gbps(int threads) {
-  constexpr size_t kBytes = size_t(512) << 20, kPiece = size_t(64) << 10;
-  const auto block = allocate_large(kBytes);   // as the weights lie
-  if (!block) throw Error(ErrorKind::memory, "assay bench", "no room to measure the plain read", fmt::format("{} bytes", kBytes));
-  uint64_t* data = reinterpret_cast<uint64_t*>(block.get());
-  std::iota(data, data + kBytes / 8, uint64_t(1));   // touched, and no page is the zero page
-  ThreadPool pool(threads);
-  double best = 0;
-  std::vector<uint64_t> sink(size_t(pool.threads()) * 8);
-  for (int round = 0; round < 4; round++) {
-    const double start = now();
-    pool.parallel_for(int64_t(kBytes / kPiece), 16, [&](int64_t b, int64_t e, int worker) {
-      uint64_t sum[8] = {};
-      const uint64_t* p = data + size_t(b) * kPiece / 8;
-      for (size_t i = 0; i < size_t(e - b) * kPiece / 8; i += 8)
-        for (size_t j = 0; j < 8; j++) sum[j] += p[i + j];
-      for (int j = 0; j < 8; j++) sink[size_t(worker) * 8] += sum[j];
-    });
-    best = std::max(best, double(kBytes) / (now() - start) / 1e9);
-  }
-  return best;
-}
-
-/// Bytes of weights and cache that one pass must read, and the operations of its linear nodes.
-void count(const Engine& engine, int64_t rows, int64_t logit_rows, int64_t positions, BenchResult& r) {
-  const Config& c = engine.model().config;
-  for (const Node& n : engine.program().nodes) {
-    if (n.op != OpKind::linear) continue;
-    r.bytes += double(n.weight->bytes());
-    r.operations += 2.0 * double(n.weight->rows) * double(n.weight->columns) * double(n.requested_rows_only ? logit_rows : rows);
-  }
-  r.bytes += 2.0 * double(c.layers * c.kv_heads * c.head_dim * positions) * double(size_of(engine.options().kv));
+void count(const Engine& engine, const PassLoad& load, BenchResult& r) {
+  const NodeCost c = cost_of(engine.program(), load);
+  r.bytes = double(c.moved());
+  r.operations = double(c.operations);
 }
 
 class Clock {
@@ -82,6 +54,29 @@ class Clock {
 };
 
 }  // namespace
+
+double plain_read_gbps(int threads) {
+  constexpr size_t kBytes = size_t(512) << 20, kPiece = size_t(64) << 10;
+  const auto block = allocate_large(kBytes);   // as the weights lie
+  if (!block) throw Error(ErrorKind::memory, "assay bench", "no room to measure the plain read", fmt::format("{} bytes", kBytes));
+  uint64_t* data = reinterpret_cast<uint64_t*>(block.get());
+  std::iota(data, data + kBytes / 8, uint64_t(1));   // touched, and no page is the zero page
+  ThreadPool pool(threads);
+  double best = 0;
+  std::vector<uint64_t> sink(size_t(pool.threads()) * 8);
+  for (int round = 0; round < 4; round++) {
+    const double start = now();
+    pool.parallel_for(int64_t(kBytes / kPiece), 16, [&](int64_t b, int64_t e, int worker) {
+      uint64_t sum[8] = {};
+      const uint64_t* p = data + size_t(b) * kPiece / 8;
+      for (size_t i = 0; i < size_t(e - b) * kPiece / 8; i += 8)
+        for (size_t j = 0; j < 8; j++) sum[j] += p[i + j];
+      for (int j = 0; j < 8; j++) sink[size_t(worker) * 8] += sum[j];
+    });
+    best = std::max(best, double(kBytes) / (now() - start) / 1e9);
+  }
+  return best;
+}
 
 BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   const Config& c = model->config;
@@ -113,7 +108,7 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
     BenchResult r;
     r.pass = "prefill";
     r.tokens = spec.prefill;
-    count(engine, spec.prefill, 1, spec.prefill, r);
+    count(engine, PassLoad::of_sequence(0, spec.prefill, options.kv), r);
     Clock clock(r);
     for (int rep = 0; rep <= spec.repetitions; rep++) {
       clear();
@@ -131,7 +126,8 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
     BenchResult r;
     r.pass = "decode";
     r.tokens = spec.decode * spec.rows;
-    count(engine, spec.rows, spec.rows, spec.depth + spec.decode / 2, r);
+    const int64_t middle = spec.rows * (spec.depth + spec.decode / 2 + 1);   // positions of the step in the middle
+    count(engine, {spec.rows, spec.rows, middle, middle, options.kv}, r);
     Clock clock(r);
     for (int rep = 0; rep <= spec.repetitions; rep++) {
       clear();

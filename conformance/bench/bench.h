@@ -26,8 +26,8 @@ struct BenchResult {
   int64_t tokens = 0;                   // per repetition
   double seconds = 0;                   // per repetition
   std::vector<double> all_seconds;      // of each
-  double bytes = 0;                     // that must move per pass: weights once, cache as far as it is filled
-  double operations = 0;                // multiplications and additions of the linear nodes, per repetition
+  double bytes = 0;                     // that must move per pass: weights once, cache as far as it is filled (engine/cost.h)
+  double operations = 0;                // of one pass (engine/cost.h)
   std::vector<std::pair<std::string, double>> by_phase;  // seconds per repetition, in execution order, layers summed
   double gap = 0;                       // seconds outside of nodes
   double tokens_per_second() const { return double(tokens) / seconds; }
@@ -40,6 +40,8 @@ struct BenchReport {
   double load_seconds = 0;              // of the engine: repacking and caches
 };
 
+/// Best of four passes over 512 MiB in GB/s: what a token's weights could be read with. `threads` 0: all cores.
+double plain_read_gbps(int threads);
 /// Error{usage} for lengths the model has no room for.
 BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec);
 std::string render(const BenchReport& report, const BenchSpec& spec, const Model& model, bool by_phase);

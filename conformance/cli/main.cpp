@@ -26,6 +26,8 @@ int main(int argc, char** argv) {
   cli::add_check(app, code);
   cli::add_list(app, code);
   cli::add_bench(app, code);
+  cli::add_plan(app, code);
+  cli::add_limits(app, code);
   cli::add_selftest(app, code);
   cli::add_tokenize(app, code);
   std::signal(SIGXFSZ, SIG_IGN);   // a file that may grow no further is an error with a message, not the end

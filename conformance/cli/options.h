@@ -58,6 +58,8 @@ void add_synth(CLI::App& app, int& code);
 void add_check(CLI::App& app, int& code);
 void add_list(CLI::App& app, int& code);
 void add_bench(CLI::App& app, int& code);
+void add_plan(CLI::App& app, int& code);
+void add_limits(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 void add_tokenize(CLI::App& app, int& code);
 

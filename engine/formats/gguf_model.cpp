@@ -40,7 +40,7 @@ double shortest_decimal(float x) {
 
 class GgufModel {
  public:
-  explicit GgufModel(const GgufFile& f) : f_(f) {}
+  explicit GgufModel(const GgufFile& f, bool outline = false) : f_(f), outline_(outline) {}
 
   Model load(const std::string& path) {
     architecture();
@@ -51,12 +51,12 @@ class GgufModel {
       if (t.name == kRopeFreqs) continue;  // read by config()
       tensors.add({t.name, f_.name(), t.name, t.type, t.shape, t.data, t.bytes});
     }
-    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama"};
+    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", outline_, &copied_bytes};
     Model m;
     m.weights = assemble(c_, tensors, options);
     m.config = c_;
     if (f_.file()) m.weights.storage.push_back(f_.file());
-    m.provenance = {path, "gguf", hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()),
+    m.provenance = {path, "gguf", outline_ ? "" : hash_pieces({{f_.data(), f_.size()}}), quantisation_summary(tensors.all()),
                     tokenizer_hash(f_)};
     return m;
   }
@@ -249,9 +249,19 @@ class GgufModel {
   std::string arch_;
   Config c_;
   bool o_bias_ = false;
+  bool outline_;
+
+ public:
+  size_t copied_bytes = 0;
 };
 
 }  // namespace
+
+ModelOutline outline_gguf(const GgufFile& file, const std::string& path) {
+  GgufModel reader(file, true);
+  Model m = reader.load(path);
+  return {std::move(m), file.size(), reader.copied_bytes};
+}
 
 Model load_gguf(const GgufFile& file, const std::string& path) {
   return GgufModel(file).load(path);

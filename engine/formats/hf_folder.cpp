@@ -117,7 +117,7 @@ std::map<std::string, std::string> parse_safetensors_index(const Json& json, con
   return out;
 }
 
-Model load_hf_folder(const fs::path& dir) {
+static ModelOutline load(const fs::path& dir, bool outline) {
   const fs::path config_path = dir / "config.json";
   if (!is_there(config_path)) {
     throw Error(ErrorKind::malformed, dir.string(), "is not a model folder", "config.json and *.safetensors",
@@ -147,7 +147,8 @@ Model load_hf_folder(const fs::path& dir) {
     }
   }
 
-  Model model;
+  ModelOutline out;
+  Model& model = out.model;
   TensorSet tensors;
   std::vector<std::shared_ptr<const void>> maps;
   std::vector<std::pair<const void*, size_t>> pieces;
@@ -178,12 +179,16 @@ Model load_hf_folder(const fs::path& dir) {
   }
 
   const std::string tokenizer = check_tokenizer(dir, hf.config);
-  AssembleOptions options{&kHfNames, config_path.string(), hf.qkv_bias, hf.o_bias, false};
+  AssembleOptions options{&kHfNames, config_path.string(), hf.qkv_bias, hf.o_bias, false, outline, &out.copied_bytes};
   model.weights = assemble(hf.config, tensors, options);
   model.weights.storage.insert(model.weights.storage.end(), maps.begin(), maps.end());
+  for (auto [data, size] : pieces) out.mapped_bytes += size;
   model.config = std::move(hf.config);
-  model.provenance = {dir.string(), "hf", hash_pieces(pieces), quantisation_summary(tensors.all()), tokenizer};
-  return model;
+  model.provenance = {dir.string(), "hf", outline ? "" : hash_pieces(pieces), quantisation_summary(tensors.all()), tokenizer};
+  return out;
 }
+
+Model load_hf_folder(const fs::path& dir) { return load(dir, false).model; }
+ModelOutline outline_hf_folder(const fs::path& dir) { return load(dir, true); }
 
 }  // namespace assay

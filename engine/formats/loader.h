@@ -13,4 +13,14 @@ namespace assay {
 /// with the supported list.
 Model load_model(const std::filesystem::path& path);
 
+/// A model of which nothing but headers and norms is read: config, types and shapes are right, no matrix's values may be
+/// looked at, and the provenance has no hash.
+struct ModelOutline {
+  Model model;
+  size_t mapped_bytes = 0;  // of the files that load_model() maps
+  size_t copied_bytes = 0;  // of matrices that it holds as copies: made ones, permuted ones, badly aligned ones
+};
+/// For plans before loading. Throws as load_model().
+ModelOutline outline_model(const std::filesystem::path& path);
+
 }  // namespace assay

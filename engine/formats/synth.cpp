@@ -15,6 +15,7 @@
 #include "engine/formats/provenance.h"
 #include "engine/formats/quantise.h"
 #include "engine/formats/synth_blocks.h"
+#include "engine/large_memory.h"
 #include "engine/thread_pool.h"
 
 namespace assay {
@@ -232,32 +233,34 @@ SynthLayout synth_layout(const SynthSpec& spec) {
   return LayoutBuilder(config, o_bias, spec.type).build();
 }
 
-Model make_synthetic_model(const SynthSpec& spec, int threads) {
+namespace {
+
+/// Without `fill`, matrices have no bytes and all point to one place.
+Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_bytes) {
   const SynthLayout layout = synth_layout(spec);
   constexpr size_t kAlign = 64;
   std::vector<size_t> offsets;
   size_t total = 0;
   for (const SynthTensor& t : layout.tensors) {
     offsets.push_back(total);
-    total += (t.bytes() + kAlign - 1) / kAlign * kAlign;
+    if (fill || t.shape.size() == 1) total += (t.bytes() + kAlign - 1) / kAlign * kAlign;
+    if (t.shape.size() == 2) *matrix_bytes += t.bytes();
   }
-  std::shared_ptr<std::byte[]> storage;
-  try {
-    storage.reset(new std::byte[total]);  // not touched here: each thread's pages lie where it writes
-  } catch (const std::bad_alloc&) {
+  // Its pages are not touched here, so that each lies where the thread that fills it wants it.
+  const std::shared_ptr<std::byte[]> storage = allocate_large(total);
+  if (!storage)
     throw Error(ErrorKind::memory, spec.text(), "the weights do not fit", bytes_text(total), "",
                 "layers=N makes it smaller.");
-  }
 
   TensorSet tensors;
-  ThreadPool pool(threads);
+  ThreadPool pool(fill ? threads : 1);
   for (size_t i = 0; i < layout.tensors.size(); i++) {
     const SynthTensor& t = layout.tensors[i];
-    std::byte* data = storage.get() + offsets[i];
+    std::byte* data = storage.get() + offsets[i] % total;
     if (t.shape.size() == 1) {
       const Vector v = random_vector(spec.seed, t.name, t.shape[0], t.centre, t.size);
       std::memcpy(data, v.data(), v.size() * sizeof(float));
-    } else {
+    } else if (fill) {
       constexpr size_t kTask = 1 << 18;  // bytes that are worth a task
       const RandomMatrix random(spec.seed, t.name, t.type, t.shape[1], t.size);
       const size_t row = row_bytes(t.type, t.shape[1]);
@@ -270,7 +273,7 @@ Model make_synthetic_model(const SynthSpec& spec, int threads) {
   Model m;
   m.config = layout.config;
   m.weights =
-      assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false});
+      assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, !fill});
   m.weights.storage.push_back(std::shared_ptr<const void>(storage, storage.get()));
   std::string identity = fmt::format("{}\n{}\n", kGenerator, spec.seed);
   for (const SynthTensor& t : layout.tensors)
@@ -282,6 +285,19 @@ Model make_synthetic_model(const SynthSpec& spec, int threads) {
   m.provenance = {spec.text(), "synth", hash_pieces({{identity.data(), identity.size()}}),
                   quantisation_summary(tensors.all()), ""};
   return m;
+}
+
+}  // namespace
+
+Model make_synthetic_model(const SynthSpec& spec, int threads) {
+  size_t ignored = 0;
+  return build_model(spec, threads, true, &ignored);
+}
+
+ModelOutline outline_synthetic_model(const SynthSpec& spec) {
+  ModelOutline out;
+  out.model = build_model(spec, 1, false, &out.copied_bytes);
+  return out;
 }
 
 }  // namespace assay

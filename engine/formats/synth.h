@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/formats/loader.h"
 #include "engine/model.h"
 
 namespace assay {
@@ -67,6 +68,8 @@ SynthLayout synth_layout(const SynthSpec& spec);
 /// version of the generator (which fix every byte; the bytes themselves are not read for it). `threads` 0: all cores.
 /// Throws as synth_layout(), and Error{memory}.
 Model make_synthetic_model(const SynthSpec& spec, int threads = 0);
+
+ModelOutline outline_synthetic_model(const SynthSpec& spec);
 
 /// The same as a GGUF file that llama.cpp loads, with a placeholder vocabulary. Returns its bytes. Memory: some MB per
 /// thread. Throws as synth_layout() and GgufWriter; Error{usage} for llama3 rope scaling.

@@ -1,0 +1,115 @@
+#include "engine/plan.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <unordered_set>
+
+#include "dumps/error.h"
+#include "engine/ops/panel.h"
+#include "engine/thread_pool.h"
+
+namespace assay {
+namespace {
+
+size_t vector_bytes(const Weights& w) {
+  size_t floats = w.final_norm.size();
+  for (const LayerWeights& l : w.layers)
+    for (const Vector* v :
+         {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm})
+      floats += v->size();
+  return floats * sizeof(float);
+}
+
+/// Sizes of the buffers that a pass leaves behind, by the engine's own rule of choosing them.
+size_t value_bytes(const Program& p, int64_t rows) {
+  std::vector<int> last_use(p.values.size(), -1), buffer_of(p.values.size(), -1);
+  for (size_t i = 0; i < p.nodes.size(); i++)
+    for (ValueId v : p.nodes[i].inputs) last_use[size_t(v)] = int(i);
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < p.nodes.size(); i++) {
+    const Node& n = p.nodes[i];
+    if (n.output != kNoValue) {
+      const int64_t floats = (n.requested_rows_only ? 1 : rows) * p.values[size_t(n.output)].columns;
+      std::vector<bool> used(sizes.size(), false);
+      for (int b : buffer_of)
+        if (b >= 0) used[size_t(b)] = true;
+      int best = choose_buffer(sizes, used, floats);
+      if (best < 0) {
+        best = int(sizes.size());
+        sizes.push_back(0);
+      }
+      sizes[size_t(best)] = std::max(sizes[size_t(best)], floats);
+      buffer_of[size_t(n.output)] = best;
+    }
+    for (ValueId v : n.inputs)
+      if (last_use[size_t(v)] == int(i)) buffer_of[size_t(v)] = -1;
+  }
+  size_t floats = 0;
+  for (int64_t s : sizes) floats += size_t(s);
+  return floats * sizeof(float);
+}
+
+size_t read_number(const char* path, const std::string& key) {
+  std::ifstream in(path);
+  std::string word;
+  while (in >> word) {
+    if (key.empty()) return word.find_first_not_of("0123456789") == std::string::npos ? std::stoull(word) : 0;
+    size_t kilobytes = 0;
+    if (word == key && in >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options, int64_t rows) {
+  const Model& m = outline.model;
+  const Config& c = m.config;
+  EngineOptions o = options;
+  check_options(o, c);
+  if (rows < 1 || rows > o.context)
+    throw Error(ErrorKind::usage, "--rows", "out of range", "1 to the context, " + std::to_string(o.context),
+                std::to_string(rows));
+  const Program program = build_program(m);
+  const size_t threads = size_t(o.threads ? o.threads : usable_cpus());
+
+  MemoryPlan p;
+  p.mapped = outline.mapped_bytes;
+  p.copies = outline.copied_bytes;
+  p.vectors = vector_bytes(m.weights);
+  p.engine.kv = size_t(2 * c.layers * o.slots * c.kv_heads * o.context * c.head_dim) * size_of(o.kv);
+  p.engine.rope = size_t(o.context * (c.rope.rotary / 2)) * 2 * sizeof(float);
+  p.engine.values = value_bytes(program, rows);
+
+  const bool integers = o.activations != Activations::f32;
+  size_t codes = 0, scales = 0;
+  int64_t widest = 0;  // columns of a linear in floats
+  for (const Node& n : program.nodes) {
+    if (n.op != OpKind::linear) continue;
+    const Matrix& w = *n.weight;
+    const int64_t tokens = n.requested_rows_only ? 1 : rows;
+    if (!integers || !is_quantised(w.type)) {
+      widest = std::max(widest, w.columns);
+      continue;
+    }
+    if (o.isa != Isa::scalar) p.engine.panels += panel_bytes(w);
+    codes = std::max(codes, size_t(tokens * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
+    scales = std::max(scales, size_t(tokens * (w.columns / 32)) * (sizeof(float) + 2 * sizeof(int32_t)));
+  }
+  p.engine.quantised = codes + scales;
+  // A worker's rows of packed tokens and weights: 28 at most with many tokens, one with few (ops/linear.cpp).
+  p.packing = threads * size_t(widest) * (rows > 3 && o.isa != Isa::scalar ? 28 : 1) * sizeof(float);
+  p.engine.scratch = threads * size_t(attention_scratch_floats(o.context, c.head_dim)) * sizeof(float);
+  return p;
+}
+
+size_t available_memory() {
+  const size_t machine = read_number("/proc/meminfo", "MemAvailable:");
+  const size_t limit = read_number("/sys/fs/cgroup/memory.max", ""),
+               used = read_number("/sys/fs/cgroup/memory.current", "");
+  if (limit == 0) return machine;
+  return std::min(machine, limit > used ? limit - used : 0);
+}
+
+}  // namespace assay

@@ -1,0 +1,197 @@
+// A plan is held against what happens: the engine's own count of every class, and the memory of the process.
+#include "engine/plan.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "engine/formats/synth.h"
+#include "engine/formats/test_files.h"
+#include "engine/limits.h"
+
+namespace assay {
+namespace {
+
+using namespace testing_files;
+
+std::string config_file(const TempDir& dir, const std::string& family, int64_t layers = 2) {
+  TinyModel m = tiny_model(family);
+  m.config["hidden_size"] = 256;
+  m.config["intermediate_size"] = 768;
+  m.config["num_attention_heads"] = 8;
+  m.config["head_dim"] = 32;
+  m.config["vocab_size"] = 300;
+  m.config["num_hidden_layers"] = layers;
+  write_file(dir.path() / "config.json", m.config.dump());
+  return (dir.path() / "config.json").string();
+}
+
+/// Runs one pass of `rows` rows and then decodes until the context is full.
+void fill(Engine& engine, int64_t rows) {
+  Batch b;
+  for (int64_t i = 0; i < rows; i++) b.ids.push_back(int32_t(i % 300));
+  b.segments = {{0, 0, rows, 0, 0}};
+  b.logit_rows = {rows - 1};
+  engine.forward(b);
+  for (int64_t p = rows; p < engine.options().context; p++) {
+    Batch d;
+    d.pass = Pass::decode;
+    d.ids = {int32_t(p % 300)};
+    d.segments = {{0, p, 1, 0, 0}};
+    d.logit_rows = {0};
+    engine.forward(d);
+  }
+}
+
+TEST(Plan, EveryClassIsWhatTheEngineCounts) {
+  TempDir dir;
+  int plans = 0;
+  for (const char* family : {"qwen2", "qwen3"})
+    for (WeightType t : {WeightType::f16, WeightType::q8_0, WeightType::q4_0, WeightType::q6_k})
+      for (Activations a : {Activations::s16, Activations::s8, Activations::f32})
+        for (Isa isa : {Isa::scalar, best_isa()})
+          for (int64_t rows : {int64_t(1), int64_t(9)}) {
+            const SynthSpec spec{config_file(dir, family), t, 3, 2};
+            EngineOptions o;
+            o.isa = isa;
+            o.threads = 2;
+            o.kv = rows == 1 ? KvType::f32 : KvType::f16;
+            o.slots = 3;
+            o.context = rows + 3;
+            o.activations = a;
+            const ModelOutline outline = outline_synthetic_model(spec);
+            const MemoryPlan plan = plan_memory(outline, o, rows);
+            auto model = std::make_shared<Model>(make_synthetic_model(spec, 1));
+            Engine engine(model, o);
+            fill(engine, rows);
+            const EngineMemory real = engine.memory();
+            const std::string where = std::string(family) + " " + std::string(name_of(t)) + " " +
+                                      std::string(name_of(a)) + " " + std::string(name_of(isa)) + " rows " +
+                                      std::to_string(rows);
+            EXPECT_EQ(plan.engine.panels, real.panels) << where;
+            EXPECT_EQ(plan.engine.kv, real.kv) << where;
+            EXPECT_EQ(plan.engine.rope, real.rope) << where;
+            EXPECT_EQ(plan.engine.values, real.values) << where;
+            EXPECT_EQ(plan.engine.quantised, real.quantised) << where;
+            EXPECT_EQ(plan.engine.scratch, real.scratch) << where;
+            size_t vectors = model->weights.final_norm.size();
+            for (const LayerWeights& l : model->weights.layers)
+              vectors += l.attn_norm.size() + l.ffn_norm.size() + l.q_norm.size() + l.k_norm.size() + l.q_bias.size() +
+                         l.k_bias.size() + l.v_bias.size();
+            EXPECT_EQ(plan.vectors, vectors * sizeof(float)) << where;
+            plans++;
+          }
+  EXPECT_EQ(plans, 2 * 4 * 3 * 2 * 2);
+}
+
+TEST(Plan, OutlinesSayWhatLoadingMapsAndCopies) {
+  TempDir dir;
+  const SynthSpec spec{config_file(dir, "llama"), WeightType::q8_0, 3, 2};
+  const std::filesystem::path path = dir.path() / "m.gguf";
+  write_synth_gguf(spec, path, false, 1);
+  const ModelOutline gguf = outline_model(path);
+  EXPECT_EQ(gguf.mapped_bytes, std::filesystem::file_size(path));
+  EXPECT_EQ(gguf.copied_bytes, 2 * (256 + 64) * 8 * 34u);  // q and k of two layers, whose rows are put back
+  EXPECT_EQ(gguf.model.provenance.hash, "");
+  EXPECT_EQ(gguf.model.weights.layers[1].down.bytes(), 256 * 24 * 34u);
+  EXPECT_EQ(gguf.model.provenance.quantisation, load_model(path).provenance.quantisation);
+
+  tiny_model("qwen2").write(dir.path() / "hf");
+  const ModelOutline hf = outline_model(dir.path() / "hf");
+  EXPECT_EQ(hf.mapped_bytes, std::filesystem::file_size(dir.path() / "hf" / "model.safetensors"));
+  EXPECT_EQ(hf.copied_bytes, 0u);
+  EXPECT_EQ(hf.model.config.hidden, 32);
+
+  const ModelOutline synth = outline_model(spec.text());
+  EXPECT_EQ(synth.mapped_bytes, 0u);
+  size_t matrices = 0;
+  const SynthLayout layout = synth_layout(spec);
+  for (const SynthTensor& t : layout.tensors)
+    if (t.shape.size() == 2) matrices += t.bytes();
+  EXPECT_EQ(synth.copied_bytes, matrices);
+  EXPECT_EQ(synth.model.weights.layers[0].attn_norm, make_synthetic_model(spec, 1).weights.layers[0].attn_norm);
+
+  // A header of an odd length puts every tensor at an odd address; what contradicts the config is found all the same.
+  TinyModel odd = tiny_model("qwen2");
+  std::filesystem::create_directories(dir.path() / "odd");
+  write_file(dir.path() / "odd" / "config.json", odd.config.dump());
+  write_file(dir.path() / "odd" / "model.safetensors", safetensors_bytes(odd.tensors, 1));
+  EXPECT_GT(outline_model(dir.path() / "odd").copied_bytes, 0u);
+  odd.config["hidden_size"] = 64;
+  write_file(dir.path() / "odd" / "config.json", odd.config.dump());
+  EXPECT_NE(error_of([&] { outline_model(dir.path() / "odd"); }).find("contradicts"), std::string::npos);
+}
+
+size_t resident() {
+  std::ifstream in("/proc/self/statm");
+  size_t pages = 0, here = 0;
+  in >> pages >> here;
+  return here * size_t(sysconf(_SC_PAGESIZE));
+}
+
+TEST(Plan, TheProcessHasWhatWasPlanned) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers have memory of their own";
+#else
+  if (resident() == 0) GTEST_SKIP() << "no /proc/self/statm";
+  for (Activations a : {Activations::s16, Activations::f32}) {
+    const SynthSpec spec{"0.6B", WeightType::q4_0, 1, 2};
+    EngineOptions o;
+    o.threads = 2;
+    o.context = 64;
+    o.activations = a;
+    const MemoryPlan plan = plan_memory(outline_synthetic_model(spec), o, 48);
+    const size_t before = resident();
+    Engine engine(std::make_shared<Model>(make_synthetic_model(spec, 2)), o);
+    fill(engine, 48);
+    const double used = double(resident() - before), planned = double(plan.total() - plan.packing);
+    EXPECT_LT(std::abs(used / planned - 1), 0.02)
+        << "planned " << planned << ", used " << used << ", activations " << name_of(a);
+  }
+#endif
+}
+
+TEST(Plan, RefusesWhatNoEngineCanHave) {
+  TempDir dir;
+  const ModelOutline m = outline_synthetic_model({config_file(dir, "qwen3"), WeightType::q8_0, 1, 1});
+  EngineOptions o;
+  o.slots = 0;
+  EXPECT_NE(error_of([&] { plan_memory(m, o, 1); }).find("--slots"), std::string::npos);
+  o.slots = 1;
+  o.context = 8;
+  EXPECT_NE(error_of([&] { plan_memory(m, o, 9); }).find("--rows"), std::string::npos);
+  o.context = -1;
+  EXPECT_NE(error_of([&] { plan_memory(m, o, 1); }).find("--ctx"), std::string::npos);
+}
+
+TEST(Limits, BoundsByHand) {
+  TempDir dir;
+  const ModelOutline m = outline_synthetic_model({config_file(dir, "qwen3"), WeightType::q8_0, 1, 1});
+  const Limits l = limits_of(build_program(m.model), 100, 10, KvType::f16);
+  // 8 heads and 2 kv heads of 32, hidden 256, ffn 768, vocab 300, all Q8_0 (34 bytes per 32).
+  const int64_t matrices = 256 * 256 + 2 * 64 * 256 + 256 * 256 + 3 * 768 * 256;
+  const int64_t vectors = 4 * (2 * 256 + 2 * 32 + 256);
+  EXPECT_EQ(l.kv_bytes_per_position, 2 * 64 * 2);
+  EXPECT_EQ(l.decode.weight_bytes, (matrices + 300 * 256 + 256) / 32 * 34 + vectors);  // head, and one row of embed
+  EXPECT_EQ(l.decode.moved(), l.decode.weight_bytes + 101 * l.kv_bytes_per_position);  // 100 read, one written
+  EXPECT_EQ(l.prefill.weight_bytes, (matrices + 300 * 256 + 10 * 256) / 32 * 34 + vectors);
+  EXPECT_DOUBLE_EQ(l.decode_bound(1e9), 1e9 / double(l.decode.moved()));
+  EXPECT_DOUBLE_EQ(l.prefill_bound_by_bytes(1e9), 10 * 1e9 / double(l.prefill.moved()));
+  EXPECT_DOUBLE_EQ(l.prefill_bound_by_operations(1e12), 10 * 1e12 / double(l.prefill.operations));
+  EXPECT_GT(l.prefill.operations, 10 * 2 * matrices);
+
+  // Counted by another program: bytes of weights per token, of an untied embedding nothing.
+  const std::pair<const char*, double> gigabytes[] = {{"synth:VL-2B:Q4_0", 0.968},
+                                                      {"synth:VL-2B:Q8_0", 1.828},
+                                                      {"synth:8B:Q4_0", 4.258},
+                                                      {"synth:8B:Q8_0", 8.042},
+                                                      {"synth:8B:F16", 15.14}};
+  for (auto [spec, wanted] : gigabytes) {
+    const Limits real = limits_of(build_program(outline_model(spec).model), 1, 1, KvType::f16);
+    EXPECT_NEAR(double(real.decode.weight_bytes) / 1e9, wanted, 0.001 * wanted) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace assay
