@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   app.failure_message(CLI::FailureMessage::help);
   int code = kPass;
   cli::add_run(app, code);
+  cli::add_ppl(app, code);
   cli::add_dump(app, code);
   cli::add_compare(app, code);
   cli::add_inspect(app, code);

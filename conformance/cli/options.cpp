@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "dumps/error.h"
+#include "engine/formats/hf_tokenizer.h"
 
 namespace assay::cli {
 namespace {
@@ -111,6 +112,8 @@ void ModelOptions::add(CLI::App& app) {
   app.add_option("model", model, "Hugging Face folder or .gguf file");
   app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
       ->allow_extra_args(false);
+  app.add_option("--prompt", prompts, "text of one prompt; again for each further prompt")->allow_extra_args(false);
+  app.add_option("--prompt-file", prompt_files, "file with the text of one prompt")->allow_extra_args(false);
   app.add_option("--case", official, "official case: its model and all its prompts, with its decode passes");
   app.add_option("--force-ids", forced_file, "file of ids to feed in decode instead of the greedy ones; a line per prompt");
   app.add_option("--chunk", chunk, "prefill rows per pass, 0: the whole prompt")->capture_default_str();
@@ -135,6 +138,28 @@ std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
   return m;
 }
 
+std::vector<std::string> ModelOptions::texts() const {
+  std::vector<std::string> out = prompts;
+  for (const std::string& file : prompt_files) out.push_back(read_text_file(file));
+  return out;
+}
+
+Tokenizer tokenizer_of(const std::string& model) {
+  const std::filesystem::path path(model);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored) && !std::filesystem::exists(path / "tokenizer.json", ignored))
+    throw Error(ErrorKind::usage, model, "has no tokenizer.json, and text needs a tokenizer", "", "",
+                "Token ids do without: --tokens 1,2,3, and --ids for what is printed.");
+  return Tokenizer::load(path);
+}
+
+std::vector<int32_t> ids_of_text(const Tokenizer& tokenizer, const std::string& text) {
+  std::vector<int32_t> ids = tokenizer.prefix();
+  const std::vector<int32_t> more = tokenizer.encode(text);
+  ids.insert(ids.end(), more.begin(), more.end());
+  return ids;
+}
+
 DumpSpec ModelOptions::spec(int64_t decode) const {
   DumpSpec s;
   if (decode < 0 || decode > (int64_t(1) << 31))
@@ -142,9 +167,14 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
   if (chunk < 0 || chunk > (int64_t(1) << 31))
     throw Error(ErrorKind::usage, "--chunk", "out of range", "0 (the whole prompt) to 2^31 rows", std::to_string(chunk));
   if (official.empty() && model.empty()) throw Error(ErrorKind::usage, "model", "is missing", "a folder or .gguf file, or --case CASE");
-  if (official.empty() && tokens.empty()) throw Error(ErrorKind::usage, "--tokens", "is missing", "token ids, or --case CASE");
-  if (!official.empty() && (!model.empty() || !tokens.empty()))
-    throw Error(ErrorKind::usage, "--case", "brings its own model and prompts", "--case alone", model.empty() ? "--tokens" : model);
+  const bool has_text = !prompts.empty() || !prompt_files.empty();
+  if (official.empty() && tokens.empty() && !has_text)
+    throw Error(ErrorKind::usage, "--tokens", "is missing", "token ids, a text (--prompt, --prompt-file), or --case CASE");
+  if (!official.empty() && (!model.empty() || !tokens.empty() || has_text))
+    throw Error(ErrorKind::usage, "--case", "brings its own model and prompts", "--case alone",
+                !model.empty() ? model : has_text ? "a text" : "--tokens");
+  if (!tokens.empty() && has_text)
+    throw Error(ErrorKind::usage, "--tokens", "and texts together leave the order of prompts open", "one of the two", "both");
   if (!official.empty()) {
     s.requests = official_requests(official);
     if (decode > 0)
@@ -154,6 +184,14 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
     s.requests.emplace_back();
     s.requests.back().ids = parse_ids(t, "--tokens");
     s.requests.back().decode = decode;
+  }
+  if (has_text) {
+    const Tokenizer tokenizer = tokenizer_of(model);
+    for (const std::string& text : texts()) {
+      s.requests.emplace_back();
+      s.requests.back().ids = ids_of_text(tokenizer, text);
+      s.requests.back().decode = decode;
+    }
   }
   if (!forced_file.empty()) {
     std::error_code ignored;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "conformance/runner.h"
+#include "engine/text/tokenizer.h"
 
 namespace assay::cli {
 
@@ -23,7 +24,7 @@ struct EngineChoice {
 /// Options of commands that run requests of token ids.
 struct ModelOptions : EngineChoice {
   std::string model, official;
-  std::vector<std::string> tokens;
+  std::vector<std::string> tokens, prompts, prompt_files;
   std::string forced_file;
   int slot = 0;
   int64_t chunk = 0, context = 0;
@@ -31,10 +32,16 @@ struct ModelOptions : EngineChoice {
 
   void add(CLI::App& app);
   std::shared_ptr<const Model> load() const;   // of `model` or the official case
-  /// One request per --tokens, each with `decode` passes and the ids of --force-ids.
+  /// Texts of --prompt, then of --prompt-file.
+  std::vector<std::string> texts() const;
+  /// One request per --tokens or text, each with `decode` passes and the ids of --force-ids.
   DumpSpec spec(int64_t decode) const;
 };
 
+/// The tokenizer of a model; Error{usage} says what to do where there is none.
+Tokenizer tokenizer_of(const std::string& model);
+/// Ids of a text as the model wants it at the beginning of a sequence: its prefix (BOS), then the text.
+std::vector<int32_t> ids_of_text(const Tokenizer& tokenizer, const std::string& text);
 /// "1,2,3" (spaces allowed) as ids. Error{usage} names `option`, the place and what stood there.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& option);
 /// "0,3-5" as closed ranges.
@@ -50,6 +57,7 @@ void write_text(const std::string& file, const std::string& text);
 
 // Every command adds its subcommand and returns its exit code through `code`.
 void add_run(CLI::App& app, int& code);
+void add_ppl(CLI::App& app, int& code);
 void add_dump(CLI::App& app, int& code);
 void add_compare(CLI::App& app, int& code);
 void add_inspect(CLI::App& app, int& code);
