@@ -55,6 +55,8 @@ class Clock {
 
 }  // namespace
 
+typedef uint64_t Line __attribute__((vector_size(64)));  // a cache line, read in the widest pieces the build has
+
 double plain_read_gbps(int threads) {
   constexpr size_t kBytes = size_t(512) << 20, kPiece = size_t(64) << 10;
   const auto block = allocate_large(kBytes);   // as the weights lie
