@@ -286,19 +286,38 @@ TEST(Numerics, DoubleSpecialValues) {
   EXPECT_TRUE(std::isnan(exp2_f64(NAN)) && std::isnan(log2_f64(NAN)) && std::isnan(log2_f64(-1)));
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
 #if defined(__x86_64__)
+constexpr unsigned kRefused[] = {0x8000u, 0x0040u, 0x2000u};  // flush to zero, denormals are zero, rounding
+uint64_t float_environment() {
+  return _mm_getcsr();
+}
+void set_float_environment(uint64_t bits) {
+  _mm_setcsr(unsigned(bits));
+}
+#else
+constexpr unsigned kRefused[] = {1u << 24, 1u << 26, 1u << 22};  // flush to zero, alternative half precision, rounding
+uint64_t float_environment() {
+  uint64_t bits;
+  asm volatile("mrs %0, fpcr" : "=r"(bits));
+  return bits;
+}
+void set_float_environment(uint64_t bits) {
+  asm volatile("msr fpcr, %0" ::"r"(bits));
+}
+#endif
 TEST(Numerics, AChangedFloatEnvironmentIsRefused) {
   require_clean_float_environment("test");
-  const unsigned clean = _mm_getcsr();
-  for (unsigned bit : {0x8000u, 0x0040u, 0x2000u}) {
-    _mm_setcsr(clean | bit);
+  const uint64_t clean = float_environment();
+  for (unsigned bit : kRefused) {
+    set_float_environment(clean | bit);
     bool refused = false;
     try {
       require_clean_float_environment("test");
     } catch (const std::exception&) {
       refused = true;
     }
-    _mm_setcsr(clean);
+    set_float_environment(clean);
     EXPECT_TRUE(refused) << bit;
   }
 }

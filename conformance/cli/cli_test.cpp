@@ -50,7 +50,7 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {"", "subcommand"},
       {"frobnicate", ""},
       {run + "--frobnicate", "--frobnicate"},
-      {run + "--isa sse9", "scalar, avx2 or avx512"},
+      {run + "--isa sse9", "scalar, avx2, avx512, avx512vnni or neon"},
       {run + "--kv q3", "f16, f32 or bf16"},
       {run + "--threads -1", "--threads"},
       {run + "--threads x", "--threads"},

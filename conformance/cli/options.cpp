@@ -40,9 +40,9 @@ Activations activations_from_name(const std::string& name) {
 }  // namespace
 
 Isa isa_from_name(const std::string& name) {
-  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni})
+  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni, Isa::neon})
     if (name == name_of(i)) return i;
-  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2, avx512 or avx512vnni", "\"" + name + "\"");
+  throw Error(ErrorKind::usage, "--isa", "unknown instruction set", "scalar, avx2, avx512, avx512vnni or neon", "\"" + name + "\"");
 }
 
 CaptureMode capture_mode_from_name(const std::string& name) {
@@ -96,7 +96,7 @@ void EngineChoice::add(CLI::App& app) {
   app.add_option("--activations", activations, "activations of quantised weights: s16 (default), s8 or f32 (weights are widened)");
   app.add_option("--kv", kv, "cache type: f16, f32 or bf16")->capture_default_str();
   app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
-  app.add_option("--isa", isa, "scalar, avx2, avx512 or avx512vnni (default: the best this CPU has)");
+  app.add_option("--isa", isa, "scalar, avx2, avx512, avx512vnni or neon (default: the best this CPU has)");
   app.add_option("--threads", threads, "0: all cores")->capture_default_str();
 }
 

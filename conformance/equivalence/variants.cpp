@@ -41,7 +41,7 @@ Variant both(const Variant& a, const Variant& b) {
 
 std::vector<Isa> supported_isas() {
   std::vector<Isa> out;
-  for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni})
+  for (Isa i : kBuiltIsas)
     if (isa_supported(i)) out.push_back(i);
   return out;
 }

@@ -88,7 +88,7 @@ const std::vector<KernelCheck>& kernel_checks() {
 
 void add_kernel_checks(std::vector<Check>& out) {
   for (const KernelCheck& e : kernel_checks())
-    for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni}) {
+    for (Isa isa : kBuiltIsas) {
       Check k;
       k.id = fmt::format("kernel/{}/{}", e.op, name_of(isa));
       k.level = Level::byte_exact;

@@ -71,9 +71,9 @@ ASSAY_V vf cached_vector(const std::byte* base, int64_t i, int64_t n) {
 template <KvType kType>
 ASSAY_V int32_t scores_of(const float* q, const std::byte* k, int64_t positions, int64_t dim, float scale,
                           float* scores) {
-  __m256i max = _mm256_set1_epi32(ordered_of(float_of(0xff800000u)));
+  vi8 max = vi8_set(ordered_of(float_of(0xff800000u)));
   for (int64_t j = 0; j < positions; j += 8) {
-    __m256 eight[8];
+    vf eight[8];
     for (int i = 0; i < 8; i++) {
       const int64_t at = (j + i < positions ? j + i : positions - 1) * dim;
       vf acc[kHeadVectors];
@@ -90,15 +90,13 @@ ASSAY_V int32_t scores_of(const float* q, const std::byte* k, int64_t positions,
       ASSAY_UNROLL for (int half = kHeadVectors / 2; half >= 1; half /= 2) {
         ASSAY_UNROLL for (int v = 0; v < half; v++) acc[v] = v_add(acc[v], acc[v + half]);
       }
-      eight[i] = v_fold_to_8(acc[0]);
+      eight[i] = acc[0];
     }
-    const __m256 s = _mm256_mul_ps(_mm256_add_ps(fold_8x8(eight), _mm256_setzero_ps()), _mm256_set1_ps(scale));
-    _mm256_storeu_ps(scores + j, s);
-    const __m256i bits = _mm256_castps_si256(s);
-    const __m256i flip = _mm256_and_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(0x7fffffff));
-    max = _mm256_max_epi32(max, _mm256_xor_si256(bits, flip));
+    const vf8 s = vf8_mul(vf8_add(v_fold_8(eight), vf8_set(0.0f)), vf8_set(scale));
+    vf8_store(scores + j, s);
+    max = vi8_max(max, vf8_ordered(s));
   }
-  return max_of_8(max);
+  return vi8_max_of(max);
 }
 
 /// Replaces scores by p = exp(score - max) and returns their sum. Entries up to the next whole vector become +0.

@@ -11,7 +11,15 @@
 
 namespace assay {
 
-enum class Isa : uint8_t { scalar, avx2, avx512, avx512vnni };   // avx2: with FMA and F16C; avx512: F, BW, DQ, VL; + VNNI
+enum class Isa : uint8_t { scalar, avx2, avx512, avx512vnni, neon };   // avx2: with FMA and F16C; avx512: F, BW, DQ, VL; + VNNI
+/// The sets of this build, slowest first. The CPU may have fewer (isa_supported).
+#if defined(__x86_64__)
+inline constexpr Isa kBuiltIsas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni};
+#elif defined(__aarch64__)
+inline constexpr Isa kBuiltIsas[] = {Isa::scalar, Isa::neon};
+#else
+inline constexpr Isa kBuiltIsas[] = {Isa::scalar};
+#endif
 
 /// y[t][n] = sum over k of w[n][k] * x[t][k], by the float rule (quantised rows are widened first), + bias[n].
 /// Items: output rows n.
@@ -116,7 +124,7 @@ struct Kernels {
   void (*add)(const BinaryArgs&, int64_t begin, int64_t end);
 };
 /// Bytes per code in which quant_linear of `isa` takes activations of a kind for weights of a type: 1 or 2. Always 2 for
-/// s16; 2 for s8 with Q8_0 where no instruction multiplies bytes by bytes without saturating.
+/// s16; 2 for s8 with Q8_0 where no instruction multiplies unsigned by signed bytes exactly.
 int code_bytes_for(Isa isa, WeightType type, Activations kind);
 /// Floats of scratch that one attention worker needs for sequences of up to `positions`.
 int64_t attention_scratch_floats(int64_t positions, int64_t head_dim);

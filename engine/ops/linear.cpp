@@ -71,8 +71,8 @@ template <WeightType kType, int kR, int kT>
     for (; k + kPart <= columns; k += kFloatLanes) {
       ASSAY_UNROLL for (int r = 0; r < kR; r++) {
         const std::byte* place = place_of<kType>(row + r * row_size, k) + ahead;
-        _mm_prefetch(reinterpret_cast<const char*>(place), _MM_HINT_T0);
-        if constexpr (kType == WeightType::f32) _mm_prefetch(reinterpret_cast<const char*>(place + 64), _MM_HINT_T0);
+        prefetch(place);
+        if constexpr (kType == WeightType::f32) prefetch(place + 64);
       }
       ASSAY_UNROLL for (int v = 0; v < kPartVectors; v++) {
         ASSAY_UNROLL for (int r = 0; r < kR; r++) {
@@ -112,11 +112,7 @@ ASSAY_V void few_tokens(const LinearArgs& a, int64_t begin, int64_t end) {
 // fall into it (k = 256 j + v kLanes + lane), then the next v in bit-reversed order. One vector's columns of a block of
 // tokens and of kRows rows stay in the first cache while the tiles of the block are visited.
 
-#if defined(ASSAY_ISA_avx512)
-constexpr int kRows = 4, kTokens = 6;
-#else
-constexpr int kRows = 4, kTokens = 3;
-#endif
+constexpr int kRows = 4, kTokens = kRegisters == 32 ? 6 : 3;
 constexpr int kFoldDepth = log2_of(kFloatVectors);
 constexpr int64_t kBlockTiles = 16;        // tiles of tokens in a block, at most
 constexpr int64_t kBlockFloats = 1 << 16;  // floats of packed tokens in a block, about
@@ -179,14 +175,12 @@ ASSAY_V TilePart tile_part_of(int tokens) {
       return tile_part<kR, 1>;
     case 2:
       return tile_part<kR, 2>;
-#if defined(ASSAY_ISA_avx512)
     case 3:
       return tile_part<kR, 3>;
-    case 4:
-      return tile_part<kR, 4>;
+    case 4:  // where kTokens is 3 there are none
+      return tile_part < kR, kTokens < 4 ? kTokens : 4 > ;
     case 5:
-      return tile_part<kR, 5>;
-#endif
+      return tile_part < kR, kTokens < 5 ? kTokens : 5 > ;
     default:
       return tile_part<kR, kTokens>;
   }
@@ -247,7 +241,7 @@ ASSAY_V void many_tokens(const LinearArgs& a, int64_t begin, int64_t end) {
 
 template <WeightType kType>
 static void linear_of(const LinearArgs& a, int64_t begin, int64_t end) {
-  constexpr int kR = 8 / kPartVectors;  // 8 accumulators: 2 rows of AVX2, 4 of AVX-512
+  constexpr int kR = (kLanes == 4 ? 16 : 8) / kPartVectors;  // accumulators: 2 rows of NEON and AVX2, 4 of AVX-512
   if (a.tokens == 1)
     few_tokens<kType, kR, 1>(a, begin, end);
   else if (a.tokens == 2)

@@ -252,7 +252,7 @@ template <WeightType kType, bool kWide, int kT>
     const std::byte* codes = panel + g * kCodes;
     if constexpr (kT == 1) {
       ASSAY_UNROLL for (int64_t i = 0; i < kCodes; i += 64)
-          _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T0);
+          prefetch(codes + kAhead + i);
     }
     const std::byte* high = panel + (int64_t)l.high + g * kHigh;
     const std::byte* xg = x + g * (kWide ? 64 : 32);

@@ -6,15 +6,20 @@
 namespace assay::inline ASSAY_ISA {
 
 static void run(Simd what, const float* a, const float* b, const float* c, float* out, int64_t n, int64_t count) {
-  if (what == Simd::fold_8x8 || what == Simd::max_of_8) {  // vectors of 8 in every set: blocks of 64 to 8, or 8 to 1
-    for (int64_t i = 0; i + 64 <= n; i += 64) {
-      __m256 rows[8];
-      for (int r = 0; r < 8; r++) rows[r] = _mm256_loadu_ps(a + i + 8 * r);
-      if (what == Simd::fold_8x8) {
-        _mm256_storeu_ps(out + i / 8, fold_8x8(rows));
-      } else {
-        for (int r = 0; r < 8; r++) out[i / 8 + r] = float_of((uint32_t)max_of_8(_mm256_castps_si256(rows[r])));
-      }
+  if (what == Simd::fold_8) {  // 8 vectors to 8 values, stored times 0.5 + 1 by the functions of 8
+    for (int64_t i = 0; i < n / kLanes; i += 8) {
+      vf rows[8];
+      for (int r = 0; r < 8; r++) rows[r] = v_load(a + (i + r) * kLanes);
+      vf8_store(out + i, vf8_add(vf8_mul(v_fold_8(rows), vf8_set(0.5f)), vf8_set(1.0f)));
+    }
+    return;
+  }
+  if (what == Simd::max_ordered) {  // of every 8 elements (a -0 counts as +0: they come by way of a fold)
+    for (int64_t i = 0; i < n; i += 8) {
+      vf rows[8];
+      for (int r = 0; r < 8; r++) rows[r] = v_load_first(a + i + r, 1);
+      const vi8 max = vi8_max(vi8_set(INT32_MIN), vf8_ordered(v_fold_8(rows)));
+      out[i / 8] = float_of((uint32_t)vi8_max_of(max));
     }
     return;
   }
@@ -144,8 +149,8 @@ static void run(Simd what, const float* a, const float* b, const float* c, float
       case Simd::to_bf16:
         r = vi_float_bits(v_to_bf16(x));
         break;
-      case Simd::fold_8x8:
-      case Simd::max_of_8:
+      case Simd::fold_8:
+      case Simd::max_ordered:
       case Simd::count:
         break;
     }

@@ -8,7 +8,8 @@
 
 namespace assay {
 
-/// What one call computes from whole vectors a, b, c (n a multiple of 16) into out; see simd_probe.cpp for each.
+/// What one call computes from whole vectors a, b, c (n a multiple of 16, of 128 for fold_8) into out; see
+/// simd_probe.cpp for each.
 enum class Simd {
   load_store,
   load_first,
@@ -40,8 +41,8 @@ enum class Simd {
   abs_bits,
   any_negative,
   fold,
-  fold_8x8,
-  max_of_8,
+  fold_8,
+  max_ordered,
   load_u8,
   load_i8,
   load_u16,

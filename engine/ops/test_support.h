@@ -21,7 +21,7 @@ namespace assay::test {
 inline std::vector<Isa> isas() {
   std::vector<Isa> run;
   std::string ran, missing;
-  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni}) {
+  for (Isa isa : kBuiltIsas) {
     (isa_supported(isa) ? ran : missing).append(" ").append(name_of(isa));
     if (isa_supported(isa)) run.push_back(isa);
   }

@@ -23,6 +23,10 @@ extern const Kernels kKernels;
 namespace avx512vnni {
 void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end);
 }
+#elif defined(__aarch64__)
+namespace neon {
+extern const Kernels kKernels;
+}
 #endif
 
 std::string_view name_of(Isa isa) {
@@ -35,6 +39,8 @@ std::string_view name_of(Isa isa) {
       return "avx512";
     case Isa::avx512vnni:
       return "avx512vnni";
+    case Isa::neon:
+      return "neon";
   }
   return "unknown";
 }
@@ -52,21 +58,26 @@ bool isa_supported(Isa isa) {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (isa == Isa::avx512) return avx512;
   if (isa == Isa::avx512vnni) return avx512 && __builtin_cpu_supports("avx512vnni");
+#elif defined(__aarch64__)
+  if (isa == Isa::neon) return true;  // part of armv8-a
 #endif
   return false;
 }
 
 Isa best_isa() {
-  static const Isa best = isa_supported(Isa::avx512vnni) ? Isa::avx512vnni
-                          : isa_supported(Isa::avx512)   ? Isa::avx512
-                          : isa_supported(Isa::avx2)     ? Isa::avx2
-                                                         : Isa::scalar;
+  static const Isa best = [] {
+    Isa last = Isa::scalar;
+    for (Isa isa : kBuiltIsas)
+      if (isa_supported(isa)) last = isa;
+    return last;
+  }();
   return best;
 }
 
 int code_bytes_for(Isa isa, WeightType type, Activations kind) {
-  const bool saturates = isa == Isa::avx2 || isa == Isa::avx512;
-  return kind == Activations::s16 || (type == WeightType::q8_0 && saturates) ? 2 : 1;
+  // AVX2's and AVX-512's product of bytes saturates; NEON's takes signed bytes, and codes of 8 bits are unsigned.
+  const bool wants_words = isa == Isa::avx2 || isa == Isa::avx512 || isa == Isa::neon;
+  return kind == Activations::s16 || (type == WeightType::q8_0 && wants_words) ? 2 : 1;
 }
 
 const Kernels& kernels(Isa isa) {
@@ -86,6 +97,8 @@ const Kernels& kernels(Isa isa) {
     }();
     return vnni;
   }
+#elif defined(__aarch64__)
+  if (isa == Isa::neon) return neon::kKernels;
 #endif
   return scalar::kKernels;
 }

@@ -1,0 +1,16 @@
+# AArch64 from another Linux: Debian's cross compiler, programs run by qemu. ASSAY_ARM_ROOT holds the libraries that the
+# cross compiler does not bring (ci/check-neon puts them there). Header-only libraries are those of the host.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES ASSAY_ARM_ROOT)
+set(CMAKE_FIND_ROOT_PATH ${ASSAY_ARM_ROOT} /usr/aarch64-linux-gnu)
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${ASSAY_ARM_ROOT})
+set(ENV{PKG_CONFIG_LIBDIR} ${ASSAY_ARM_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig)
