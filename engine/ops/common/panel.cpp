@@ -10,25 +10,33 @@ namespace {
 
 constexpr int kOrder[4] = {0, 2, 1, 3};
 
-void put(std::byte* p, uint32_t bits, int shift = 0) {
-  *p |= std::byte(bits << shift);
+void store(std::byte* p, uint32_t v) {
+  std::memcpy(p, &v, 4);
 }
 
-/// Row r of the panel: codes and high bits of group g.
+/// Row r of the panel: codes and high bits of group g, composed in registers: a word of 32 bits per row and step.
 void put_codes(WeightType t, const uint8_t* code, int64_t g, int64_t r, std::byte* panel, const PanelLayout& l) {
   std::byte* codes = panel + g * (code_bits(t) == 8 ? 512 : 256) + 4 * r;
-  if (code_bits(t) == 8) {
-    for (int i = 0; i < 8; i++)
-      for (int b = 0; b < 4; b++) put(codes + 64 * i + b, code[4 * i + kOrder[b]]);
-    return;
-  }
-  for (int s = 0; s < 8; s++) {  // half-steps: step s / 2, low or high nibbles
+  uint32_t high[2] = {0, 0};
+  for (int s = 0; s < 8; s += code_bits(t) == 8 ? 1 : 2) {  // half-steps
+    uint32_t word = 0;
     for (int b = 0; b < 4; b++) {
       const uint32_t c = code[4 * s + kOrder[b]];
-      put(codes + 64 * (s / 2) + b, c & 15, 4 * (s % 2));
-      if (code_bits(t) == 5) put(panel + l.high + 64 * g + 4 * r + b, c >> 4, s);
-      if (code_bits(t) == 6) put(panel + l.high + 128 * g + 64 * (s / 4) + 4 * r + b, c >> 4, 2 * (s % 4));
+      if (code_bits(t) == 8) {
+        word |= c << (8 * b);
+        continue;
+      }
+      const uint32_t d = code[4 * s + 4 + kOrder[b]];
+      word |= ((c & 15) | (d & 15) << 4) << (8 * b);
+      if (code_bits(t) == 5) high[0] |= (c >> 4 | d >> 4 << 1) << (8 * b + s);
+      if (code_bits(t) == 6) high[s / 4] |= (c >> 4 | d >> 4 << 2) << (8 * b + 2 * (s % 4));
     }
+    store(codes + 64 * (code_bits(t) == 8 ? s : s / 2), word);
+  }
+  if (code_bits(t) == 5) store(panel + l.high + 64 * g + 4 * r, high[0]);
+  if (code_bits(t) == 6) {
+    store(panel + l.high + 128 * g + 4 * r, high[0]);
+    store(panel + l.high + 128 * g + 64 + 4 * r, high[1]);
   }
 }
 
