@@ -208,7 +208,7 @@ TEST(Tokenizer, RandomTextsComeBack) {
   j["pre_tokenizer"] =
       sequence({split(R"((?i:'s)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)")});
   const Tokenizer tiny = tokenizer_of(j), smollm2 = Tokenizer::load(kSmolLM2);
-  for (int i = 0; i < 400; i++) {
+  for (int i = 0; i < 200; i++) {
     const std::string text = random_text(rng, rng() % 60);
     for (const Tokenizer& t : {tiny, smollm2}) {
       for (bool special : {true, false}) {
@@ -247,7 +247,7 @@ TEST(StreamDecoder, NeverCutsACharacterAndEqualsDecode) {
 // 100 kB without a space, and one of spaces alone.
 TEST(Tokenizer, LongWords) {
   const Tokenizer t = Tokenizer::load(kSmolLM2);
-  for (const char* unit : {"a", "ab", " ", "\u4E2D", "<", "1"}) {
+  for (const char* unit : {"ab", " ", "\u4E2D", "1"}) {
     std::string text;
     while (text.size() < 100000) text += unit;
     EXPECT_EQ(t.decode(t.encode(text)), text) << unit;
