@@ -15,7 +15,8 @@ void store(std::byte* p, uint32_t v) {
 }
 
 /// Row r of the panel: codes and high bits of group g, composed in registers: a word of 32 bits per row and step.
-void put_codes(WeightType t, const uint8_t* code, int64_t g, int64_t r, std::byte* panel, const PanelLayout& l) {
+template <WeightType t>
+void put_codes(const uint8_t* code, int64_t g, int64_t r, std::byte* panel, const PanelLayout& l) {
   std::byte* codes = panel + g * (code_bits(t) == 8 ? 512 : 256) + 4 * r;
   uint32_t high[2] = {0, 0};
   for (int s = 0; s < 8; s += code_bits(t) == 8 ? 1 : 2) {  // half-steps
@@ -40,7 +41,8 @@ void put_codes(WeightType t, const uint8_t* code, int64_t g, int64_t r, std::byt
   }
 }
 
-void put_scales(WeightType t, const std::byte* row, int64_t g, int64_t r, std::byte* scales) {
+template <WeightType t>
+void put_scales(const std::byte* row, int64_t g, int64_t r, std::byte* scales) {
   const std::byte* block = group_block(t, row, g);
   const int j = int(g % 8);
   if (!is_k_quant(t)) {
@@ -60,11 +62,10 @@ void put_scales(WeightType t, const std::byte* row, int64_t g, int64_t r, std::b
   mine[16] = six ? block[193 + 2 * j] : std::byte(k_scale(block + 4, j, 1));
 }
 
-}  // namespace
-
-void repack(const Matrix& m, std::byte* out, int64_t begin, int64_t end) {
-  const PanelLayout l = panel_layout(m.type, m.columns);
-  const size_t row_size = row_bytes(m.type, m.columns);
+template <WeightType t>
+void repack_of(const Matrix& m, std::byte* out, int64_t begin, int64_t end) {
+  const PanelLayout l = panel_layout(t, m.columns);
+  const size_t row_size = row_bytes(t, m.columns);
   uint8_t code[32];
   for (int64_t p = begin; p < end; p++) {
     std::byte* panel = out + size_t(p) * l.bytes;
@@ -73,11 +74,38 @@ void repack(const Matrix& m, std::byte* out, int64_t begin, int64_t end) {
     for (int64_t r = 0; r < rows; r++) {
       const std::byte* row = m.data + size_t(p * kPanelRows + r) * row_size;
       for (int64_t g = 0; g < l.groups; g++) {
-        group_codes(m.type, row, g, code);
-        put_codes(m.type, code, g, r, panel, l);
-        put_scales(m.type, row, g, r, panel + l.scales);
+        group_codes(t, row, g, code);
+        put_codes<t>(code, g, r, panel, l);
+        put_scales<t>(row, g, r, panel + l.scales);
       }
     }
+  }
+}
+
+}  // namespace
+
+void repack(const Matrix& m, std::byte* out, int64_t begin, int64_t end) {
+  switch (m.type) {
+    case WeightType::q8_0:
+      return repack_of<WeightType::q8_0>(m, out, begin, end);
+    case WeightType::q4_0:
+      return repack_of<WeightType::q4_0>(m, out, begin, end);
+    case WeightType::q4_1:
+      return repack_of<WeightType::q4_1>(m, out, begin, end);
+    case WeightType::q5_0:
+      return repack_of<WeightType::q5_0>(m, out, begin, end);
+    case WeightType::q5_1:
+      return repack_of<WeightType::q5_1>(m, out, begin, end);
+    case WeightType::q4_k:
+      return repack_of<WeightType::q4_k>(m, out, begin, end);
+    case WeightType::q5_k:
+      return repack_of<WeightType::q5_k>(m, out, begin, end);
+    case WeightType::q6_k:
+      return repack_of<WeightType::q6_k>(m, out, begin, end);
+    case WeightType::f32:
+    case WeightType::f16:
+    case WeightType::bf16:
+      return;  // the caller's precondition
   }
 }
 
