@@ -1,47 +1,19 @@
 // The program as a person or a script meets it: exit codes, messages that say wanted and found, nothing ignored.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "conformance/cli/cli_test_program.h"
+
 namespace {
 
-struct Output {
-  int code;
-  std::string text;   // stdout and stderr
-};
-
-Output assay(const std::string& arguments) {
-  const std::string command = std::string("'") + ASSAY_PROGRAM + "' " + arguments + " 2>&1";
-  Output o{-1, ""};
-  FILE* pipe = popen(command.c_str(), "r");
-  char buffer[4096];
-  while (const size_t n = fread(buffer, 1, sizeof buffer, pipe)) o.text.append(buffer, n);
-  const int status = pclose(pipe);
-  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  return o;
-}
+using namespace cli_test;
 
 const std::string kCase = std::string(ASSAY_SOURCE_DIR) + "/goldens/official/qwen2-bias";
 const std::string kModel = kCase + "/model";
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / ("assay-cli-" + std::to_string(getpid()) + "-" + std::to_string(count_++))) {
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  static inline int count_ = 0;
-  std::filesystem::path path_;
-};
 
 TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
   Folder f;

@@ -10,6 +10,7 @@
 #include "dumps/error.h"
 #include "dumps/import.h"
 #include "dumps/safetensors.h"
+#include "engine/formats/synth.h"
 
 namespace assay::cli {
 namespace {
@@ -19,7 +20,7 @@ struct InspectCommand {
 };
 
 bool is_model(const std::filesystem::path& p) {
-  return p.extension() == ".gguf" || is_there(p / "config.json");
+  return is_synth_spec(p.native()) || p.extension() == ".gguf" || is_there(p / "config.json");
 }
 
 nlohmann::ordered_json model_facts(const Model& m) {

@@ -109,7 +109,7 @@ void EngineChoice::apply(EngineOptions& options) const {
 
 void ModelOptions::add(CLI::App& app) {
   EngineChoice::add(app);
-  app.add_option("model", model, "Hugging Face folder or .gguf file");
+  app.add_option("model", model, "Hugging Face folder, .gguf file or synth:SHAPE:TYPE");
   app.add_option("--tokens", tokens, "token ids of one prompt, comma-separated; again for each further prompt")
       ->allow_extra_args(false);
   app.add_option("--prompt", prompts, "text of one prompt; again for each further prompt")->allow_extra_args(false);
