@@ -1,6 +1,5 @@
 // assay tokenize as a script meets it.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,24 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "conformance/cli/cli_test_program.h"
+
 namespace {
 
-struct Output {
-  int code;
-  std::string text;  // stdout and stderr
-};
+using namespace cli_test;
 
 /// The program with `input` on stdin.
 Output tokenize(const std::string& arguments, const std::string& input) {
   const std::string file = testing::TempDir() + "assay-tokenize-" + std::to_string(getpid());
   std::ofstream(file, std::ios::binary) << input;
-  const std::string command = std::string("'") + ASSAY_PROGRAM + "' tokenize " + arguments + " < '" + file + "' 2>&1";
-  Output o{-1, ""};
-  FILE* pipe = popen(command.c_str(), "r");
-  char buffer[4096];
-  while (const size_t n = fread(buffer, 1, sizeof buffer, pipe)) o.text.append(buffer, n);
-  const int status = pclose(pipe);
-  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  const Output o = assay("tokenize " + arguments + " < '" + file + "'");
   std::remove(file.c_str());
   return o;
 }
