@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
-#include <unordered_set>
 
 #include "dumps/error.h"
 #include "engine/ops/panel.h"
