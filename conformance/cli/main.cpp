@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   cli::add_dump(app, code);
   cli::add_compare(app, code);
   cli::add_inspect(app, code);
+  cli::add_convert(app, code);
   cli::add_import(app, code);
   cli::add_synth(app, code);
   cli::add_check(app, code);

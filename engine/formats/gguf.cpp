@@ -84,7 +84,8 @@ constexpr TensorTypeName kTensorTypes[] = {{0, "F32", WeightType::f32},
                                            {30, "BF16", WeightType::bf16},
                                            {34, "TQ1_0", {}},
                                            {35, "TQ2_0", {}},
-                                           {39, "MXFP4", {}}};
+                                           {39, "MXFP4", {}},
+                                           {40, "NVFP4", {}}};
 constexpr const char* kSupportedTypes = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
 
 uint64_t align_up(uint64_t v, uint64_t alignment) {

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace assay {
 namespace {
 
@@ -78,7 +81,10 @@ void put_placeholder_tokenizer(GgufWriter& file, const Config& c) {
   file.i32s("tokenizer.ggml.token_type", types);
   file.strings("tokenizer.ggml.merges", merges);
   if (c.bos >= 0) file.u32("tokenizer.ggml.bos_token_id", uint32_t(c.bos));
-  if (!c.eos.empty()) file.u32("tokenizer.ggml.eos_token_id", uint32_t(c.eos[0]));
+  const char* const ends[] = {"eos", "eot", "eom"};  // GGUF has three ids that end a text
+  for (size_t i = 0; i < std::min(c.eos.size(), std::size(ends)); i++) {
+    file.u32(fmt::format("tokenizer.ggml.{}_token_id", ends[i]), uint32_t(c.eos[i]));
+  }
   file.boolean("tokenizer.ggml.add_bos_token", false);
 }
 

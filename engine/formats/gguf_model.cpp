@@ -8,6 +8,7 @@
 
 #include "dumps/error.h"
 #include "dumps/text.h"
+#include "engine/formats/artifact_keys.h"
 #include "engine/formats/assemble.h"
 #include "engine/formats/gguf.h"
 #include "engine/formats/hf_config.h"
@@ -19,8 +20,6 @@
 namespace assay {
 namespace {
 
-constexpr const char* kRopeFreqs = "rope_freqs.weight";
-
 struct Architecture {
   const char* name;
   const char* family;
@@ -28,22 +27,13 @@ struct Architecture {
 constexpr Architecture kArchitectures[] = {
     {"llama", "llama"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
 
-/// GGUF keeps rope theta as f32 where config.json has a decimal. The shortest decimal that rounds to that f32 is the
-/// number that the converter read, whenever it had up to six digits; read as double it equals the Hugging Face side's.
-double shortest_decimal(float x) {
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, x).ptr;
-  double d = 0;
-  std::from_chars(text, end, d);
-  return d;
-}
-
 class GgufModel {
  public:
   explicit GgufModel(const GgufFile& f, bool outline = false) : f_(f), outline_(outline) {}
 
-  Model load(const std::string& path) {
+  Model load(const std::string& path, bool check_artifact) {
     architecture();
+    if (check_artifact) check_artifact_keys(f_, c_.family);
     config();
     tokenizer();
     TensorSet tensors;
@@ -257,14 +247,22 @@ class GgufModel {
 
 }  // namespace
 
+double shortest_decimal(float x) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, x).ptr;
+  double d = 0;
+  std::from_chars(text, end, d);
+  return d;
+}
+
 ModelOutline outline_gguf(const GgufFile& file, const std::string& path) {
   GgufModel reader(file, true);
-  Model m = reader.load(path);
+  Model m = reader.load(path, true);
   return {std::move(m), file.size(), reader.copied_bytes};
 }
 
-Model load_gguf(const GgufFile& file, const std::string& path) {
-  return GgufModel(file).load(path);
+Model load_gguf(const GgufFile& file, const std::string& path, bool check_artifact) {
+  return GgufModel(file).load(path, check_artifact);
 }
 
 }  // namespace assay

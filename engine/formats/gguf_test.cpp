@@ -272,11 +272,13 @@ TEST(Gguf, RefusesUnsupportedTensorTypesByName) {
   };
   for (Row r : {Row{10, "Q2_K"},
                 {11, "Q3_K"},
-                {16, "IQ2_XXS"},
                 {20, "IQ4_NL"},
                 {28, "F64"},
                 {34, "TQ1_0"},
+                {16, "IQ2_XXS"},
+                {23, "IQ4_XS"},
                 {39, "MXFP4"},
+                {40, "NVFP4"},
                 {4, "type number 4"},
                 {1000, "type number 1000"}}) {
     GgufBuilder b = small();

@@ -34,7 +34,7 @@ void refuse_quantised_checkpoint(const JsonReader& r) {
   throw Error(ErrorKind::malformed, r.where("quantization_config"), "this quantised checkpoint format is not supported",
               "weights of type F32, F16 or BF16",
               "quant_method " + in_quotes(q->string("quant_method").value_or("(none)")),
-              "Quantised weights are read from GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K");
+              "Quantised weights are read from GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K");
 }
 
 /// Every layer must attend over everything before it: the engine has no sliding window.

@@ -175,7 +175,7 @@ TEST(HfConfig, RefusesByNameWithWantedAndFound) {
        [](auto& j) {
          j["quantization_config"] = {{"quant_method", "awq"}};
        },
-       {"quantization_config", "quant_method \"awq\"", "Q8_0, Q4_0, Q4_1, Q6_K"}},
+       {"quantization_config", "quant_method \"awq\"", "Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K"}},
       {"FP8",
        [](auto& j) {
          j["quantization_config"] = {{"quant_method", "fp8"}};

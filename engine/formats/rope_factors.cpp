@@ -52,4 +52,13 @@ std::optional<RopeConfig> recognise_llama3(const RopeConfig& plain, const Vector
   return std::nullopt;
 }
 
+Vector llama3_divisors(const RopeConfig& rope) {
+  RopeConfig plain = rope;
+  plain.llama3 = false;
+  const std::vector<double> base = make_rope_table(plain, 0).inv_freq, scaled = make_rope_table(rope, 0).inv_freq;
+  Vector out(base.size());
+  for (size_t j = 0; j < out.size(); j++) out[j] = float(base[j] / scaled[j]);
+  return out;
+}
+
 }  // namespace assay

@@ -15,4 +15,7 @@ namespace assay {
 /// (README.md, "rope_freqs"). nullopt: none fits. Precondition: plain.llama3 is false, factors are finite and positive.
 std::optional<RopeConfig> recognise_llama3(const RopeConfig& plain, const Vector& factors);
 
+/// The divisors of a config with llama3 scaling, [rotary/2], from the frequencies in double, rounded once to f32.
+Vector llama3_divisors(const RopeConfig& rope);
+
 }  // namespace assay

@@ -1,0 +1,363 @@
+#include "engine/formats/convert.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "dumps/error.h"
+#include "dumps/json.h"
+#include "dumps/safetensors.h"
+#include "dumps/text.h"
+#include "engine/formats/artifact_keys.h"
+#include "engine/formats/assemble.h"
+#include "engine/formats/gguf_keys.h"
+#include "engine/formats/gguf_writer.h"
+#include "engine/formats/hf_tokenizer.h"
+#include "engine/formats/hf_writer.h"
+#include "engine/formats/json_text.h"
+#include "engine/formats/loader.h"
+#include "engine/formats/quantise.h"
+#include "engine/formats/readers.h"
+#include "engine/formats/rope_factors.h"
+#include "engine/thread_pool.h"
+
+namespace fs = std::filesystem;
+
+namespace assay {
+namespace {
+
+/// A matrix or a vector of the model under its output name.
+struct Item {
+  std::string name;
+  const Matrix* matrix = nullptr;
+  const Vector* vector = nullptr;
+  bool qk = false;  // rows are permuted in llama files of GGUF
+  WeightType to = WeightType::f32;
+  size_t index = 0;  // the writer's
+};
+
+std::vector<Item> items_of(const Model& m, const TensorNames& n) {
+  std::vector<Item> out;
+  auto matrix = [&](const std::string& name, const Matrix& w, bool qk = false) {
+    out.push_back({name, &w, nullptr, qk, w.type});
+  };
+  auto vector = [&](const std::string& name, const Vector& v, bool qk = false) {
+    if (!v.empty()) out.push_back({name, nullptr, &v, qk});
+  };
+  matrix(n.embed, m.weights.embed);
+  for (size_t i = 0; i < m.weights.layers.size(); i++) {
+    const LayerWeights& l = m.weights.layers[i];
+    const std::string stem = n.layer + std::to_string(i) + ".";
+    vector(stem + n.attn_norm + ".weight", l.attn_norm);
+    matrix(stem + n.q + ".weight", l.q, true);
+    matrix(stem + n.k + ".weight", l.k, true);
+    matrix(stem + n.v + ".weight", l.v);
+    vector(stem + n.q + ".bias", l.q_bias, true);
+    vector(stem + n.k + ".bias", l.k_bias, true);
+    vector(stem + n.v + ".bias", l.v_bias);
+    vector(stem + n.q_norm + ".weight", l.q_norm);
+    vector(stem + n.k_norm + ".weight", l.k_norm);
+    matrix(stem + n.o + ".weight", l.o);
+    vector(stem + n.o + ".bias", l.o_bias);
+    vector(stem + n.ffn_norm + ".weight", l.ffn_norm);
+    matrix(stem + n.gate + ".weight", l.gate);
+    matrix(stem + n.up + ".weight", l.up);
+    matrix(stem + n.down + ".weight", l.down);
+  }
+  vector(n.final_norm, m.weights.final_norm);
+  if (!m.config.tied) matrix(n.lm_head, m.weights.lm_head);
+  return out;
+}
+
+bool has_o_bias(const Model& m) {
+  return !m.weights.layers.empty() && !m.weights.layers[0].o_bias.empty();
+}
+
+class Converter {
+ public:
+  Converter(const fs::path& from, const fs::path& to, const ConvertOptions& o)
+      : from_(from), to_(to), o_(o), model_(load_model(from)), pool_(o.threads) {}
+
+  ConvertReport run() {
+    if (to_.extension() == ".gguf")
+      to_gguf();
+    else
+      to_folder();
+    return std::move(report_);
+  }
+
+ private:
+  // ---- GGUF
+
+  void to_gguf() {
+    items_ = items_of(model_, kGgufNames);
+    choose_types();
+    check_numbers();
+    GgufWriter w(to_, o_.replace);
+    const bool permuted = model_.config.family == "llama";
+    put_config_keys(w, model_.config, fs::path(from_).stem().string(), most_common_type());
+    put_tokenizer(w);
+    put_artifact_keys(w, model_.config.family, model_.provenance.hash);
+    const Vector divisors = model_.config.rope.llama3 ? llama3_divisors(model_.config.rope) : Vector();
+    const size_t freqs = divisors.empty() ? 0 : w.tensor(kRopeFreqs, WeightType::f32, {int64_t(divisors.size())});
+    for (Item& i : items_) i.index = w.tensor(i.name, i.to, shape_of(i));
+    w.begin();
+    if (!divisors.empty()) w.write(freqs, 0, divisors.data(), divisors.size() * sizeof(float));
+    write_all(w, permuted);
+    w.finish();
+    report_.bytes = w.file_bytes();
+  }
+
+  /// What a GGUF key of type f32 must give back (gguf_model.cpp reads the shortest decimal).
+  void check_numbers() const {
+    const double theta = model_.config.rope.theta;
+    if (shortest_decimal(float(theta)) == theta) return;
+    throw Error(ErrorKind::usage, from_.string(), "rope theta can't be said in GGUF's f32", "at most about six digits",
+                fmt::format("{}", theta));
+  }
+
+  void put_tokenizer(GgufWriter& w) {
+    if (fs::is_directory(from_)) {
+      if (o_.put_tokenizer && is_there(from_ / "tokenizer.json")) {
+        o_.put_tokenizer(w, from_, model_.config);
+        const Config& c = model_.config;  // may name ids that the tokenizer's files don't
+        if (c.bos >= 0 && !w.has("tokenizer.ggml.bos_token_id")) w.u32("tokenizer.ggml.bos_token_id", uint32_t(c.bos));
+        if (!c.eos.empty() && !w.has("tokenizer.ggml.eos_token_id")) {
+          w.u32("tokenizer.ggml.eos_token_id", uint32_t(c.eos[0]));
+        }
+        if (!w.has("tokenizer.chat_template")) put_chat_template(w);
+        return;
+      }
+    } else if (model_.provenance.format == "gguf") {
+      const GgufFile source = GgufFile::open(from_);
+      for (const auto& [key, value] : source.metadata()) {
+        if (key.rfind("tokenizer.", 0) == 0) w.raw(key, value);
+      }
+      if (w.has("tokenizer.ggml.tokens")) return;
+    }
+    put_placeholder_tokenizer(w, model_.config);
+    report_.notes.push_back(
+        "the source has no tokenizer: the file gets placeholder tokens, so that other programs load it");
+  }
+
+  void put_chat_template(GgufWriter& w) const {
+    if (is_there(from_ / "chat_template.jinja")) {
+      w.string("tokenizer.chat_template", read_text_file(from_ / "chat_template.jinja"));
+    } else if (is_there(from_ / "tokenizer_config.json")) {
+      const std::string name = (from_ / "tokenizer_config.json").string();
+      const Json json = parse_json_tree(read_text_file(name), name);
+      const JsonReader r(json, name);
+      if (const Json* t = r.find("chat_template"); t && t->is_string()) {
+        w.string("tokenizer.chat_template", t->get<std::string>());
+      }
+    }
+  }
+
+  // ---- folder
+
+  void to_folder() {
+    items_ = items_of(model_, kHfNames);
+    choose_types();
+    for (Item& i : items_) {
+      if (is_quantised(i.to)) {
+        throw Error(ErrorKind::usage, o_.type ? "--type" : from_.string(), "a Hugging Face folder can't hold this type",
+                    "F32, F16 or BF16", std::string(name_of(i.to)), "Name a .gguf file as the output");
+      }
+      if (i.vector && holds(*i.vector, matrix_type())) i.to = matrix_type();
+      if (model_.config.family == "qwen3_vl" && i.name.rfind("model.", 0) == 0) i.name.insert(6, "language_model.");
+    }
+    const WeightType type = matrix_type();
+    const std::string dtype = type == WeightType::f16 ? "float16" : type == WeightType::bf16 ? "bfloat16" : "float32";
+    const std::string config = config_text(dtype);
+    HfFolderWriter w(to_, o_.replace);
+    for (Item& i : items_) i.index = w.tensor(i.name, i.to, shape_of(i));
+    w.begin();
+    w.text_file("config.json", config);
+    copy_tokenizer(w);
+    write_all(w, false);
+    w.finish();
+    report_.bytes = w.file_bytes();
+  }
+
+  /// Of a folder its own config with another dtype, so that nothing that others read of it is lost.
+  std::string config_text(const std::string& dtype) {
+    if (model_.provenance.format != "hf") return hf_config_text(model_.config, has_o_bias(model_), dtype);
+    nlohmann::ordered_json config = read_json(from_ / "config.json");
+    for (nlohmann::ordered_json* o : {&config, config.contains("text_config") ? &config["text_config"] : &config}) {
+      for (const char* key : {"dtype", "torch_dtype"}) {
+        if (o->contains(key)) (*o)[key] = dtype;
+      }
+    }
+    if (config.contains("vision_config")) report_.notes.push_back("the vision tower's tensors are not copied");
+    return config.dump(2) + "\n";
+  }
+
+  void copy_tokenizer(HfFolderWriter& w) {
+    if (model_.provenance.format != "hf") {
+      if (!model_.provenance.tokenizer_hash.empty()) {
+        report_.notes.push_back(
+            "a GGUF file's tokenizer is not written as tokenizer.json: copy the model's own beside it");
+      }
+      return;
+    }
+    for (const char* name :
+         {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+          "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
+      if (is_there(from_ / name)) w.copy_file(from_ / name);
+    }
+  }
+
+  // ---- both
+
+  static std::vector<int64_t> shape_of(const Item& i) {
+    if (i.vector) return {int64_t(i.vector->size())};
+    return {i.matrix->rows, i.matrix->columns};
+  }
+
+  void choose_types() {
+    int64_t fallbacks = 0;
+    std::string example;
+    for (Item& i : items_) {
+      if (!i.matrix || !o_.type) continue;
+      i.to = fitting_type(*o_.type, i.matrix->columns);
+      if (i.to == *o_.type) continue;
+      if (fallbacks++ == 0) {
+        example = fmt::format("{} ({} columns, no multiple of {}) becomes {}", i.name, i.matrix->columns,
+                              block_elements(*o_.type), name_of(i.to));
+      }
+    }
+    if (fallbacks > 0) {
+      report_.notes.push_back(fmt::format("{} of {} matrices can't be {}: {}{}", fallbacks, matrices(),
+                                          name_of(*o_.type), example,
+                                          fallbacks > 1 ? ", and others (--report lists all)" : ""));
+    }
+    if (o_.type && model_.quantised() && is_quantised(*o_.type)) {
+      report_.notes.push_back(fmt::format("the source is quantised ({}): its losses stay, and these come on top",
+                                          model_.provenance.quantisation));
+    }
+  }
+
+  int64_t matrices() const {
+    return std::count_if(items_.begin(), items_.end(), [](const Item& i) { return i.matrix != nullptr; });
+  }
+
+  /// The wanted type, or where matrices keep theirs the embedding's.
+  WeightType matrix_type() const { return o_.type ? *o_.type : items_.front().to; }
+
+  WeightType most_common_type() const {
+    size_t bytes[int(WeightType::q6_k) + 1] = {};
+    for (const Item& i : items_) {
+      if (i.matrix) bytes[int(i.to)] += i.matrix->bytes();
+    }
+    return WeightType(std::max_element(std::begin(bytes), std::end(bytes)) - std::begin(bytes));
+  }
+
+  static bool holds(const Vector& v, WeightType type) {
+    std::vector<std::byte> bytes(row_bytes(type, int64_t(v.size())));
+    Vector back(v.size());
+    if (encode_row(type, v.data(), int64_t(v.size()), bytes.data()).what) return false;
+    decode_row(type, bytes.data(), int64_t(v.size()), back.data());
+    return back == v;
+  }
+
+  [[noreturn]] void refuse(const Item& i, int64_t row, const EncodeFault& f) const {
+    const bool finite = std::isfinite(f.value);
+    throw Error(finite ? ErrorKind::numeric : ErrorKind::malformed,
+                fmt::format("{}: tensor {}", from_.string(), in_quotes(i.name)),
+                fmt::format("row {}, column {} {}", row, f.column, f.what),
+                finite ? fmt::format("values that {} can hold", name_of(i.to)) : "a finite number",
+                fmt::format("{}", f.value), finite ? "Choose BF16 or F32" : "");
+  }
+
+  template <typename Writer>
+  void write_all(Writer& w, bool permuted) {
+    for (const Item& i : items_) {
+      if (i.vector)
+        write_vector(w, i, permuted);
+      else
+        write_matrix(w, i, permuted);
+    }
+  }
+
+  template <typename Writer>
+  void write_vector(Writer& w, const Item& i, bool permuted) {
+    Vector v = *i.vector;
+    if (permuted && i.qk) {
+      for (size_t r = 0; r < v.size(); r++) v[r] = (*i.vector)[size_t(hf_row_of(int64_t(r), model_.config.head_dim))];
+    }
+    std::vector<std::byte> bytes(row_bytes(i.to, int64_t(v.size())));
+    const EncodeFault fault = encode_row(i.to, v.data(), int64_t(v.size()), bytes.data());
+    if (fault.what) refuse(i, 0, fault);
+    w.write(i.index, 0, bytes.data(), bytes.size());
+  }
+
+  template <typename Writer>
+  void write_matrix(Writer& w, const Item& i, bool permuted) {
+    const Matrix& m = *i.matrix;
+    const int64_t columns = m.columns;
+    const size_t out_row = row_bytes(i.to, columns);
+    std::vector<RowError> errors(size_t(m.rows));
+    const int64_t grain = std::max<int64_t>(1, kTaskElements / columns);
+    pool_.parallel_for(m.rows, grain, [&](int64_t begin, int64_t end, int) {
+      std::vector<float> x(static_cast<size_t>(columns)), y(static_cast<size_t>(columns));
+      std::vector<std::byte> out(size_t(end - begin) * out_row);
+      for (int64_t r = begin; r < end; r++) {
+        const int64_t source = permuted && i.qk ? hf_row_of(r, model_.config.head_dim) : r;
+        std::byte* to = out.data() + size_t(r - begin) * out_row;
+        decode_row(m.type, m.row(source), columns, x.data());
+        if (i.to == m.type) {
+          for (int64_t k = 0; k < columns; k++) {
+            if (!std::isfinite(x[size_t(k)])) refuse(i, source, {"is not finite", k, x[size_t(k)]});
+          }
+          std::copy_n(m.row(source), out_row, to);
+        } else {
+          const EncodeFault fault = encode_row(i.to, x.data(), columns, to);
+          if (fault.what) refuse(i, source, fault);
+        }
+        decode_row(i.to, to, columns, y.data());
+        errors[size_t(source)] = row_error(x.data(), y.data(), columns);
+      }
+      w.write(i.index, uint64_t(begin) * out_row, out.data(), out.size());
+    });
+    report_.tensors.push_back(summary(i, errors));
+  }
+
+  ConvertedTensor summary(const Item& i, const std::vector<RowError>& errors) const {
+    const Matrix& m = *i.matrix;
+    ConvertedTensor t{i.name, {m.rows, m.columns}, m.type, i.to};
+    t.fallback = o_.type && i.to != *o_.type;
+    RowError all;
+    t.worst_row_sqnr_db = std::numeric_limits<double>::infinity();
+    for (size_t r = 0; r < errors.size(); r++) {
+      all.signal += errors[r].signal;
+      all.noise += errors[r].noise;
+      const double db = sqnr_db(errors[r].signal, errors[r].noise);
+      if (db < t.worst_row_sqnr_db) {
+        t.worst_row_sqnr_db = db;
+        t.worst_row = int64_t(r);
+      }
+    }
+    t.sqnr_db = sqnr_db(all.signal, all.noise);
+    return t;
+  }
+
+  static constexpr int64_t kTaskElements = 1 << 16;
+
+  const fs::path from_, to_;
+  const ConvertOptions& o_;
+  const Model model_;
+  ThreadPool pool_;
+  std::vector<Item> items_;
+  ConvertReport report_;
+};
+
+}  // namespace
+
+ConvertReport convert_model(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
+  return Converter(from, to, options).run();
+}
+
+}  // namespace assay
