@@ -233,6 +233,17 @@ SynthLayout synth_layout(const SynthSpec& spec) {
   return LayoutBuilder(config, o_bias, spec.type).build();
 }
 
+std::string synth_hash(const SynthLayout& layout, uint64_t seed) {
+  std::string identity = fmt::format("{}\n{}\n", kGenerator, seed);
+  for (const SynthTensor& t : layout.tensors)
+    identity += fmt::format("{} {} {}\n", t.name, shape_text(t.shape), name_of(t.type));
+  const Config& c = layout.config;
+  const RopeConfig& r = c.rope;
+  identity += fmt::format("{} {} {} {} {} {} {} {} {}", c.family, c.heads, c.kv_heads, c.head_dim, c.rms_eps, r.theta,
+                          r.rotary, r.llama3, r.factor);
+  return hash_pieces({{identity.data(), identity.size()}});
+}
+
 namespace {
 
 /// Without `fill`, matrices have no bytes and all point to one place.
@@ -275,15 +286,7 @@ Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_
   m.weights =
       assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, !fill});
   m.weights.storage.push_back(std::shared_ptr<const void>(storage, storage.get()));
-  std::string identity = fmt::format("{}\n{}\n", kGenerator, spec.seed);
-  for (const SynthTensor& t : layout.tensors)
-    identity += fmt::format("{} {} {}\n", t.name, shape_text(t.shape), name_of(t.type));
-  const Config& c = layout.config;
-  const RopeConfig& r = c.rope;
-  identity += fmt::format("{} {} {} {} {} {} {} {} {}", c.family, c.heads, c.kv_heads, c.head_dim, c.rms_eps, r.theta,
-                          r.rotary, r.llama3, r.factor);
-  m.provenance = {spec.text(), "synth", hash_pieces({{identity.data(), identity.size()}}),
-                  quantisation_summary(tensors.all()), ""};
+  m.provenance = {spec.text(), "synth", synth_hash(layout, spec.seed), quantisation_summary(tensors.all()), ""};
   return m;
 }
 

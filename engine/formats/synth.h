@@ -64,15 +64,18 @@ struct SynthLayout {
 /// config.json.
 SynthLayout synth_layout(const SynthSpec& spec);
 
-/// The model in memory. Its provenance: path = spec.text(), format "synth", hash of the spec, the config and the
-/// version of the generator (which fix every byte; the bytes themselves are not read for it). `threads` 0: all cores.
+/// Of the seed, all tensors, the config and the version of the generator, which fix every byte: 32 hex digits. The
+/// bytes themselves are not read for it.
+std::string synth_hash(const SynthLayout& layout, uint64_t seed);
+
+/// The model in memory. Its provenance: path = spec.text(), format "synth", hash = synth_hash. `threads` 0: all cores.
 /// Throws as synth_layout(), and Error{memory}.
 Model make_synthetic_model(const SynthSpec& spec, int threads = 0);
-
+/// As outline_model() (loader.h); nothing of the size of a matrix is made.
 ModelOutline outline_synthetic_model(const SynthSpec& spec);
 
 /// The same as a GGUF file that llama.cpp loads, with a placeholder vocabulary. Returns its bytes. Memory: some MB per
-/// thread. Throws as synth_layout() and GgufWriter; Error{usage} for llama3 rope scaling.
+/// thread. Throws as synth_layout() and GgufWriter.
 uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& path, bool replace, int threads = 0);
 
 }  // namespace assay

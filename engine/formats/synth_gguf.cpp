@@ -3,10 +3,11 @@
 
 #include <algorithm>
 
-#include "dumps/error.h"
+#include "engine/formats/artifact_keys.h"
 #include "engine/formats/assemble.h"
 #include "engine/formats/gguf_keys.h"
 #include "engine/formats/gguf_writer.h"
+#include "engine/formats/rope_factors.h"
 #include "engine/formats/synth.h"
 #include "engine/formats/synth_blocks.h"
 #include "engine/thread_pool.h"
@@ -16,14 +17,15 @@ namespace assay {
 uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& path, bool replace, int threads) {
   const SynthLayout layout = synth_layout(spec);
   const Config& c = layout.config;
-  if (c.rope.llama3)
-    throw Error(ErrorKind::usage, spec.shape, "llama3 rope scaling is not written to GGUF here",
-                "a config.json without it", "rope_type llama3");
   GgufWriter file(path, replace);
   put_config_keys(file, c, spec.text(), spec.type);
   put_placeholder_tokenizer(file, c);
+  put_artifact_keys(file, c.family, synth_hash(layout, spec.seed));
   for (const SynthTensor& t : layout.tensors) file.tensor(t.name, t.type, t.shape);
+  const Vector divisors = c.rope.llama3 ? llama3_divisors(c.rope) : Vector{};
+  if (!divisors.empty()) file.tensor(kRopeFreqs, WeightType::f32, {int64_t(divisors.size())});
   file.begin();
+  if (!divisors.empty()) file.write(layout.tensors.size(), 0, divisors.data(), divisors.size() * sizeof(float));
 
   ThreadPool pool(threads);
   for (size_t i = 0; i < layout.tensors.size(); i++) {

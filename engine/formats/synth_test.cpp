@@ -8,9 +8,11 @@
 #include <cstring>
 #include <set>
 
+#include "engine/formats/gguf.h"
 #include "engine/formats/loader.h"
 #include "engine/formats/synth_blocks.h"
 #include "engine/formats/test_files.h"
+#include "engine/ops/common/rope_table.h"
 #include "engine/ops/kernels.h"
 #include "engine/session.h"
 
@@ -270,8 +272,29 @@ TEST(Synth, FileAndMemoryHoldTheSameModel) {
           EXPECT_EQ(x.*v, y.*v) << family;
       }
       EXPECT_EQ(file.provenance.quantisation, memory.provenance.quantisation);
+      EXPECT_NE(GgufFile::open(path).find("assay.source_hash"), nullptr);
+      EXPECT_EQ(GgufFile::open(path).string("assay.source_hash"), memory.provenance.hash);
       EXPECT_NE(error_of([&] { write_synth_gguf(spec, path, false); }).find("is there already"), std::string::npos);
     }
+}
+
+TEST(Synth, Llama3RopeScalingGoesIntoTheFile) {
+  TempDir dir;
+  TinyModel m = tiny_model("llama");
+  m.config["head_dim"] = 64;  // wide enough that all three bands have pairs
+  m.config["rope_theta"] = 500000.0;
+  m.config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", 32.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 8192}};
+  write_file(dir.path() / "config.json", m.config.dump());
+  const SynthSpec spec{(dir.path() / "config.json").string(), WeightType::q8_0, 1, 1};
+  write_synth_gguf(spec, dir.path() / "m.gguf", false, 1);
+  const RopeConfig file = load_model(dir.path() / "m.gguf").config.rope,
+                   memory = make_synthetic_model(spec, 1).config.rope;
+  EXPECT_TRUE(file.llama3);
+  EXPECT_EQ(make_rope_table(file, 1).inv_freq, make_rope_table(memory, 1).inv_freq);
 }
 
 TEST(Synth, TheTextFormIsReadAndRefused) {
