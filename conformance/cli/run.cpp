@@ -246,6 +246,7 @@ void add_run(CLI::App& app, int& code) {
   c->add_option("--min-p", o->sampling.min_p, "keep ids of at least this share of the likeliest one")
       ->capture_default_str();
   c->add_option("--seed", o->sampling.seed, "of sampling; ids depend on seed, prompt number and position alone")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->footer(

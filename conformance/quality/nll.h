@@ -17,7 +17,7 @@ struct NllOptions {
   Pass pass = Pass::prefill;  // prefill: all rows' logits of prefill passes; decode: one row a pass, ids forced
   int64_t chunk = 128;        // prefill rows per pass, 0: a whole window. Bounds the logits held: chunk * vocab floats
   int64_t window = 0;         // positions per window; each starts with an empty cache. 0: the engine's context
-  std::vector<int32_t> prefix;  // ids that every window starts with (BOS); they are not judged
+  std::vector<int32_t> prefix = {};  // ids that every window starts with (BOS); they are not judged
 };
 
 struct TokenNll {

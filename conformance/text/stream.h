@@ -14,12 +14,12 @@
 namespace assay {
 
 struct StreamOptions {
-  SamplingOptions sampling;       // checked
-  uint64_t sequence = 0;          // for sampling: which timeline this is
-  int64_t count = 0;              // ids at most, 0: as many as the context holds
-  int64_t chunk = 512;            // prefill rows per pass; between passes `interrupted` is looked at
-  std::vector<int32_t> eos;       // ids that end the text; they are part of Streamed::ids, their text is not shown
-  std::vector<std::string> stop;  // strings that end the text and are cut off with what follows
+  SamplingOptions sampling = {};       // checked
+  uint64_t sequence = 0;               // for sampling: which timeline this is
+  int64_t count = 0;                   // ids at most, 0: as many as the context holds
+  int64_t chunk = 512;                 // prefill rows per pass; between passes `interrupted` is looked at
+  std::vector<int32_t> eos = {};       // ids that end the text; they are part of Streamed::ids, their text is not shown
+  std::vector<std::string> stop = {};  // strings that end the text and are cut off with what follows
   const std::atomic<bool>* interrupted = nullptr;
 };
 
