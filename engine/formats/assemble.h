@@ -52,20 +52,20 @@ inline constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
 
 /// Hugging Face's, of folders.
 inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
-                                  .final_norm = "model.norm.weight",
-                                  .lm_head = "lm_head.weight",
-                                  .layer = "model.layers.",
-                                  .attn_norm = "input_layernorm",
-                                  .q = "self_attn.q_proj",
-                                  .k = "self_attn.k_proj",
-                                  .v = "self_attn.v_proj",
-                                  .o = "self_attn.o_proj",
-                                  .q_norm = "self_attn.q_norm",
-                                  .k_norm = "self_attn.k_norm",
-                                  .ffn_norm = "post_attention_layernorm",
-                                  .gate = "mlp.gate_proj",
-                                  .up = "mlp.up_proj",
-                                  .down = "mlp.down_proj"};
+                                         .final_norm = "model.norm.weight",
+                                         .lm_head = "lm_head.weight",
+                                         .layer = "model.layers.",
+                                         .attn_norm = "input_layernorm",
+                                         .q = "self_attn.q_proj",
+                                         .k = "self_attn.k_proj",
+                                         .v = "self_attn.v_proj",
+                                         .o = "self_attn.o_proj",
+                                         .q_norm = "self_attn.q_norm",
+                                         .k_norm = "self_attn.k_norm",
+                                         .ffn_norm = "post_attention_layernorm",
+                                         .gate = "mlp.gate_proj",
+                                         .up = "mlp.up_proj",
+                                         .down = "mlp.down_proj"};
 
 /// llama.cpp's tensor of llama3 rope divisors, [rotary/2] of F32 (rope_factors.h).
 inline constexpr const char* kRopeFreqs = "rope_freqs.weight";

@@ -103,8 +103,8 @@ TEST(Gguf, ReadsEverySupportedType) {
                 {kQ8_0, WeightType::q8_0, 272},
                 {kQ4_0, WeightType::q4_0, 144},
                 {kQ4_1, WeightType::q4_1, 160},
-                {6, WeightType::q5_0, 22},
-                {7, WeightType::q5_1, 24},
+                {6, WeightType::q5_0, 176},
+                {7, WeightType::q5_1, 192},
                 {12, WeightType::q4_k, 144},
                 {13, WeightType::q5_k, 176},
                 {kQ6_K, WeightType::q6_k, 210}}) {
