@@ -42,9 +42,13 @@ const std::vector<Check>& registry() {
     std::vector<Check> out;
     add_kernel_checks(out);
     add_official_checks(out);
+    add_bound_checks(out);
     add_equivalence_checks(out);
+    add_quantised_equivalence_checks(out);
     add_quality_checks(out);
+    add_quantised_quality_checks(out);
     add_artifact_checks(out);
+    add_config_echo_checks(out);
     add_tokenizer_checks(out);
     add_fault_checks(out);
     add_tokenizer_fault_checks(out);

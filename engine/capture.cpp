@@ -158,6 +158,15 @@ void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const
   write_ids(prompt, "greedy_ids", g.greedy);
 }
 
+/// The epsilon of the norms as the program has it, rounded as it is used; a list where they differ.
+static nlohmann::ordered_json eps_of(const Program& program) {
+  nlohmann::ordered_json found = nlohmann::ordered_json::array();
+  for (const Node& n : program.nodes)
+    if ((n.op == OpKind::rms_norm || n.op == OpKind::head_norm) && std::find(found.begin(), found.end(), double(float(n.eps))) == found.end())
+      found.push_back(double(float(n.eps)));
+  return found.size() == 1 ? nlohmann::ordered_json(found[0]) : found;
+}
+
 void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,
               const std::vector<Generated>& generated, const GenerateOptions& generate) {
   const Config& c = engine.model().config;
@@ -179,7 +188,7 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
   const Activations activations = engine.model().quantised() ? engine.options().activations : Activations::f32;
   manifest["options"] = {{"activations", name_of(activations)}, {"kv", name_of(engine.options().kv)}, {"context", engine.options().context},
                          {"slots", engine.options().slots}, {"slot", generate.slot}, {"chunk", generate.chunk},
-                         {"batch", generate.batch}, {"rms_eps", double(float(c.rms_eps))}, {"attention_scale_head_dim", c.head_dim},
+                         {"batch", generate.batch}, {"rms_eps", eps_of(engine.program())}, {"attention_scale_head_dim", c.head_dim},
                          {"rope", rope}, {"tied", c.tied}};
   nlohmann::ordered_json planted = nlohmann::ordered_json::array();
   for (const Node& n : engine.program().nodes)

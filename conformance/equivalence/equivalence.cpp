@@ -7,9 +7,23 @@
 #include "conformance/integration/cases.h"
 
 namespace assay {
+
 namespace {
 
-/// How a run is cut and placed; none of it may move a byte.
+/// Whether nodes with integer activations of the asked kind ran on the asked instruction set; none where floats were asked.
+bool ran_activations(const Trace& trace, const EngineOptions& o) {
+  const std::string integers = fmt::format("cpu/{}+", name_of(o.isa));
+  const std::string wanted = o.activations == Activations::f32 ? "" : integers + std::string(name_of(o.activations));
+  bool found = wanted.empty();
+  for (const auto& [variant, nodes] : trace.variants()) {
+    if (variant == wanted) found = true;
+    if (variant != wanted && variant.rfind(integers, 0) == 0) return false;
+  }
+  return found;
+}
+
+}  // namespace
+
 CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base, const std::vector<Variant>& variants) {
   CheckOutcome out;
   base.mode = CaptureMode::hash;
@@ -28,6 +42,8 @@ CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model
     out.add(compare(base_dump, Dump::open(spec.out), options), v.name);
     const std::string ran = run.trace.variants().at(0).first;
     if (ran != fmt::format("cpu/{}", name_of(spec.engine.isa))) out.fail(v.name + ": the trace says " + ran + " ran");
+    if (model->quantised() && !ran_activations(run.trace, spec.engine))
+      out.fail(fmt::format("{}: the trace has no linear node with {} activations", v.name, name_of(spec.engine.activations)));
     runs++;
   }
   out.notes.push_back(fmt::format("{} variants, each {} tensors; kv {} digest {}", runs, base_dump.tensors().size(), name_of(base.engine.kv), base_dump.digest()));
@@ -45,8 +61,6 @@ CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model
   }
   return out;
 }
-
-}  // namespace
 
 void add_equivalence_checks(std::vector<Check>& out) {
   for (const OfficialCase& oc : official_cases())
@@ -77,7 +91,8 @@ void add_equivalence_checks(std::vector<Check>& out) {
       };
       out.push_back(std::move(k));
     }
-  for (int axis = 0; axis < kSmolAxes; axis++) out.push_back(smollm2_equivalence_check(axis, compare_variants));
+  for (Activations kind : {Activations::f32, Activations::s16, Activations::s8})
+    for (int axis = 0; axis < kSmolAxes; axis++) out.push_back(smollm2_equivalence_check(axis, kind));
 }
 
 }  // namespace assay

@@ -71,23 +71,24 @@ std::vector<Variant> product_variants() {
   return out;
 }
 
-Check smollm2_equivalence_check(int axis, VariantRunner runner) {
+Check smollm2_equivalence_check(int axis, Activations kind) {
   static const char* kNames[kSmolAxes] = {"isa", "threads", "chunk", "placement", "all-at-once"};
   Check k;
-  k.id = fmt::format("equivalence/smollm2/{}", kNames[axis]);
+  k.id = fmt::format("equivalence/smollm2/{}{}", kind == Activations::f32 ? "" : std::string(name_of(kind)) + "/", kNames[axis]);
   k.level = Level::byte_exact;
   k.family = "llama";
   k.cost = Cost::slow;
-  k.baseline = "our dump of SmolLM2-135M Q4_1, widened weights, best ISA, whole prompts, alone";
+  k.baseline = fmt::format("our dump of SmolLM2-135M Q4_1, {} activations, best ISA, whole prompts, alone", name_of(kind));
   k.target = fmt::format("axis: {}", kNames[axis]);
   k.expected = 1000;
-  k.run = [axis, runner](const CheckContext& c) {
+  k.run = [axis, kind](const CheckContext& c) {
     CheckOutcome out;
     if (!smollm2_present(c)) {
       out.not_run = smollm2_how();
       return out;
     }
     DumpSpec base = smollm2_spec(c, 3, 2);   // three prompts, two decode passes: every axis on real weights in minutes
+    base.engine.activations = kind;
     std::vector<Variant> variants;
     switch (axis) {
       case 0: for (Isa i : supported_isas()) variants.push_back(isa(i)); break;
@@ -96,7 +97,7 @@ Check smollm2_equivalence_check(int axis, VariantRunner runner) {
       case 3: variants = {batched(), other_slot()}; break;
       default: variants = {both(both(both(isa(Isa::scalar), threads(7)), chunk(3)), batched())};
     }
-    return runner(c, smollm2_model(c), base, variants);
+    return compare_variants(c, smollm2_model(c), base, variants);
   };
   return k;
 }

@@ -23,9 +23,13 @@ std::vector<Variant> combined_variants();
 /// ISAs that this CPU has, and in words those it lacks.
 std::vector<Isa> supported_isas();
 
-using VariantRunner = std::function<CheckOutcome(const CheckContext&, std::shared_ptr<const Model>, DumpSpec, const std::vector<Variant>&)>;
+/// Runs `base` and each variant of it, capturing hashes: every tensor has the base's bytes, and with capture off ids, last
+/// logits and state are the same. The trace must say that the asked kernels ran. `base.out` is chosen here.
+CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base,
+                              const std::vector<Variant>& variants);
+
 /// SmolLM2-135M (real weights, fetched by ci/fetch-smollm2): each axis a check of its own, since each takes minutes.
 inline constexpr int kSmolAxes = 5;
-Check smollm2_equivalence_check(int axis, VariantRunner runner);
+Check smollm2_equivalence_check(int axis, Activations kind);
 
 }  // namespace assay

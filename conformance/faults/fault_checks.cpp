@@ -1,12 +1,14 @@
 // The suite can fail: every planted fault is caught by the check and at the place that expected.json names.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "conformance/faults/fault_rows.h"
 #include "conformance/faults/faults.h"
-#include "conformance/integration/cases.h"
+#include "conformance/integration/quantised.h"
 #include "dumps/error.h"
+#include "engine/formats/hf_tokenizer.h"
+#include "engine/formats/quantise.h"
 
 namespace assay {
 namespace {
@@ -14,38 +16,29 @@ namespace {
 struct Expectation {
   std::string fault, row, case_name, against, first;
   Level level;
+  std::optional<WeightType> quantisation;   // of the case converted; absent: its own weights
 };
 
-std::vector<Expectation> read_expectations(const std::filesystem::path& root) {
-  const std::filesystem::path path = root / "conformance" / "faults" / "expected.json";
-  std::ifstream in(path);
-  if (!in) throw Error(ErrorKind::malformed, path.string(), "can't be read");
+std::vector<Expectation> read_expectations(const nlohmann::json& table, const std::string& path) {
   std::vector<Expectation> out;
-  try {
-    const nlohmann::json table = nlohmann::json::parse(in);
-    for (const auto& r : table.at("rows")) {
-      const auto level = level_from_name(r.at("level").get<std::string>());
-      if (!level) throw Error(ErrorKind::malformed, path.string(), "unknown level", "", r.at("level"));
-      out.push_back({r.at("fault"), r.at("row"), r.at("case"), r.at("against"), r.at("first"), *level});
-    }
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorKind::malformed, path.string(), e.what());
+  for (const auto& r : table.at("rows")) {
+    const auto level = level_from_name(r.at("level").get<std::string>());
+    if (!level) throw Error(ErrorKind::malformed, path, "unknown level", "", r.at("level"));
+    std::optional<WeightType> type;
+    if (r.contains("quantisation")) type = weight_type_from_name(r.at("quantisation"), path);
+    out.push_back({r.at("fault"), r.at("row"), r.at("case"), r.at("against"), r.at("first"), *level, type});
   }
   return out;
 }
 
-CheckOutcome caught(const CheckContext& c, const std::string& fault) {
-  CheckOutcome out;
-  for (const Expectation& e : read_expectations(c.root)) {
+void judge_dump_rows(const CheckContext& c, const std::vector<Expectation>& rows, const std::string& fault, CheckOutcome& out) {
+  for (const Expectation& e : rows) {
     if (e.fault != fault) continue;
-    const OfficialCase* oc = nullptr;
-    for (const OfficialCase& known : official_cases())
-      if (known.name == e.case_name) oc = &known;
-    if (!oc) throw Error(ErrorKind::malformed, "expected.json", "unknown case", "", e.case_name);
-    const auto model = shared_model(case_dir(c, *oc) / "model");
-    const std::string where = fmt::format("{} on {} against {}", e.row, e.case_name, e.against);
+    const OfficialCase& oc = official_case(e.case_name);
+    const auto model = e.quantisation ? quantised_case(c, oc, *e.quantisation) : shared_model(case_dir(c, oc) / "model");
+    const std::string where = fmt::format("{} on {}{} against {}", e.row, e.case_name, e.quantisation ? " in " + std::string(name_of(*e.quantisation)) : "", e.against);
 
-    DumpSpec clean = case_spec(c, *oc, true);
+    DumpSpec clean = case_spec(c, oc, true);
     clean.out = c.work / "clean";
     clean.replace = true;
     run_dump(model, clean);
@@ -54,7 +47,7 @@ CheckOutcome caught(const CheckContext& c, const std::string& fault) {
     planted.out = c.work / "planted";
     run_dump(model, planted);
 
-    const Dump base = Dump::open(e.against == "official" ? case_dir(c, *oc) : clean.out);
+    const Dump base = Dump::open(e.against == "official" ? case_dir(c, oc) : clean.out);
     CompareOptions options;
     options.level = e.level;
     options.tolerance = presets().at("official-f32");
@@ -68,6 +61,21 @@ CheckOutcome caught(const CheckContext& c, const std::string& fault) {
       out.fail(fmt::format("{}: caught first at {}, expected {}", where, r.divergence ? r.divergence->name : "no place", e.first));
     else
       out.notes.push_back(fmt::format("{}: {} at {}", where, name_of(e.level), e.first));
+  }
+}
+
+CheckOutcome caught(const CheckContext& c, const std::string& fault) {
+  const std::string path = (c.root / "conformance" / "faults" / "expected.json").string();
+  CheckOutcome out;
+  try {
+    const nlohmann::json table = nlohmann::json::parse(read_text_file(path));
+    judge_dump_rows(c, read_expectations(table, path), fault, out);
+    judge_kernel_rows(table.at("kernel_rows"), fault, out);
+    judge_nan_rows(c, table.at("nan_rows"), fault, out);
+    judge_text_rows(c, table.at("text_rows"), fault, out);
+    judge_echo_rows(c, table.at("echo_rows"), fault, out);
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(ErrorKind::malformed, path, e.what());
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "conformance/faults/kernel_faults.h"
 #include "dumps/error.h"
 #include "engine/ops/common/rope_table.h"
 
@@ -91,15 +92,79 @@ void gqa_tile(Engine& e) {
   }), "gqa-tile");
 }
 
+bool is_quantised_linear(const Node& n) { return n.op == OpKind::linear && is_quantised(n.weight->type); }
+
+/// Gives every linear node with quantised weights a body.
+void replace_quantised(Engine& e, const std::string& fault, const std::function<void(NodeContext&)>& body) {
+  int places = 0;
+  if (e.options().activations != Activations::f32)
+    for (Node& n : e.plantable_program().nodes)
+      if (is_quantised_linear(n)) {
+        n.replacement = body;
+        n.variant = fault;
+        places++;
+      }
+  require(places, fault.c_str());
+}
+
+/// A faulty kernel in a whole model: it runs every quantised linear node, whatever instruction set the rest runs on.
+void plant_kernels(Engine& e, const std::string& fault) {
+  const Kernels planted = planted_kernels(fault);
+  const Activations kind = e.options().activations;
+  replace_quantised(e, fault, [planted, kind](NodeContext& c) {
+    const Matrix& w = *c.node.weight;
+    const int code_bytes = code_bytes_for(planted.isa, w.type, kind);
+    std::vector<std::byte> codes(size_t(c.rows * w.columns * code_bytes));
+    std::vector<float> scales(size_t(c.rows * w.columns / 32));
+    std::vector<int32_t> sums(2 * scales.size());
+    const QuantisedRows x{kind, code_bytes, c.rows, w.columns, codes.data(), scales.data(), sums.data()};
+    planted.quantise({c.inputs[0], x}, 0, int64_t(scales.size()));
+    planted.quant_linear({w, nullptr, x, c.node.vector ? c.node.vector->data() : nullptr, c.output}, 0, (w.rows + 15) / 16);
+  });
+}
+
+/// A12, A15: 8-bit activations where 16 were asked for, in all passes or in prefill alone.
+void s8_activations(Engine& e, const char* fault, bool prefill_only) {
+  if (e.options().activations != Activations::s16) require(0, fault);
+  auto coarse = std::make_shared<CpuBackend>(e.options().isa, e.options().threads);
+  coarse->prepare(e.program(), Activations::s8);
+  CpuBackend* own = &e.plantable_backend();
+  replace_quantised(e, fault, [coarse, own, prefill_only](NodeContext& c) {
+    CpuBackend& b = prefill_only && c.batch.pass != Pass::prefill ? *own : *coarse;
+    b.begin_pass();   // neither backend sees every node: what it quantised last may be another value by now
+    b.run(c);
+  });
+}
+
+/// E6: the norms' epsilon of another family.
+void other_eps(Engine& e) {
+  int places = 0;
+  for (Node& n : e.plantable_program().nodes)
+    if (n.eps == 1e-6) {
+      n.eps = 1e-5;
+      places++;
+    }
+  require(places, "eps-1e-5");
+}
+
 }  // namespace
 
 const std::vector<Fault>& faults() {
-  static const std::vector<Fault> all = {
+  static const std::vector<Fault> all = [] {
+    std::vector<Fault> out = {
       {"rope-pairs", "B3", "RoPE turns pairs (2j, 2j+1) instead of (j, j + R/2)", rope_pairs},
       {"norm-order", "B11", "the RMS norm's sum runs in another order", norm_order},
       {"lm-head-ignored", "D17", "the embedding is used as lm_head though the model has its own", lm_head_ignored},
       {"gqa-tile", "D19", "query head h reads kv head h mod kv_heads instead of h / group", gqa_tile},
-  };
+      {"s8-activations", "A12", "8-bit activations where 16-bit ones were asked for",
+       [](Engine& e) { s8_activations(e, "s8-activations", false); }},
+      {"s8-prefill", "A15", "8-bit activations in prefill alone", [](Engine& e) { s8_activations(e, "s8-prefill", true); }},
+      {"eps-1e-5", "E6", "the norms add 1e-5 instead of 1e-6", other_eps},
+    };
+    for (const KernelFault& f : kernel_faults())
+      out.push_back({f.name, f.row, f.what, [name = f.name](Engine& e) { plant_kernels(e, name); }});
+    return out;
+  }();
   return all;
 }
 

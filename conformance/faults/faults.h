@@ -1,6 +1,7 @@
 // Planted faults: each rewrites the program of an engine the way a real engine went wrong (FAULTS.md holds the stories).
 // Nothing here runs unless a fault is asked for by name, and every dump made with one says so in its manifest.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ struct Fault {
   std::string name;         // what `--plant` takes: "rope-pairs"
   std::string row;          // the row of FAULTS.md: "B3"
   std::string what;         // one line
-  void (*apply)(Engine&);
+  std::function<void(Engine&)> apply;
 };
 const std::vector<Fault>& faults();
 

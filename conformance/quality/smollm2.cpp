@@ -7,13 +7,12 @@
 #include "dumps/error.h"
 
 namespace assay {
-namespace {
-std::filesystem::path gguf(const CheckContext& c) { return c.root / ".cache" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"; }
-}  // namespace
 
-bool smollm2_present(const CheckContext& c) { return std::filesystem::exists(gguf(c)); }
+std::filesystem::path smollm2_path(const CheckContext& c) { return c.root / ".cache" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"; }
+
+bool smollm2_present(const CheckContext& c) { return std::filesystem::exists(smollm2_path(c)); }
 std::string smollm2_how() { return "SmolLM2 is not there; ci/fetch-smollm2 fetches it (90 MB)"; }
-std::shared_ptr<const Model> smollm2_model(const CheckContext& c) { return shared_model(gguf(c)); }
+std::shared_ptr<const Model> smollm2_model(const CheckContext& c) { return shared_model(smollm2_path(c)); }
 
 DumpSpec smollm2_spec(const CheckContext& c, size_t prompts, int64_t decode) {
   const std::filesystem::path path = c.root / "goldens" / "llamacpp" / "smollm2.json";

@@ -9,6 +9,7 @@ namespace assay {
 bool smollm2_present(const CheckContext& c);
 /// What to type when it is not.
 std::string smollm2_how();
+std::filesystem::path smollm2_path(const CheckContext& c);
 std::shared_ptr<const Model> smollm2_model(const CheckContext& c);
 /// The first `prompts` prompts of goldens/llamacpp/smollm2.json, `decode` passes each, f32 caches.
 DumpSpec smollm2_spec(const CheckContext& c, size_t prompts, int64_t decode);
