@@ -24,7 +24,9 @@ std::vector<std::string> echoes_unlike_config(const nlohmann::ordered_json& mani
   const auto number = [&](const char* what, const nlohmann::ordered_json& echoed, double wanted) {
     // Epsilon is used, and echoed, as the f32 that is nearest to it.
     if (!echoed.is_number() || float(echoed.get<double>()) != float(wanted))
-      out.push_back(fmt::format("{} {}, wanted {:.9g}", what, echoed.dump(), wanted));
+      out.push_back(fmt::format("{} {}, wanted {:.6g}", what,
+                                echoed.is_number() ? fmt::format("{:.6g}", echoed.get<double>()) : echoed.dump(),
+                                wanted));
   };
   number("rms_eps", options.at("rms_eps"), config.at("rms_norm_eps").get<double>());
   number("rope theta", options.at("rope").at("theta"),

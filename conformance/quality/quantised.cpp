@@ -254,6 +254,7 @@ void add_quantised_quality_checks(std::vector<Check>& out) {
     k.run = [&deep, type](const CheckContext& c) { return trained(c, deep, type); };
     out.push_back(k);
   }
+  k.cost = Cost::fast;
   k.id = "quality/smollm2/defaults";
   k.family = "llama";
   k.baseline = "32 ids each of llama.cpp's f32 variant, 3 prompts, and its margins";
@@ -261,6 +262,7 @@ void add_quantised_quality_checks(std::vector<Check>& out) {
   k.expected = 60;  // all 96 but for one prompt that may end early
   k.run = smollm2_defaults;
   out.push_back(k);
+  k.cost = Cost::slow;
   k.id = "quality/smollm2/nll";
   k.baseline = "widened weights, f32 activations; decode passes";
   k.target =
