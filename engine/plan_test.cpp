@@ -163,10 +163,12 @@ TEST(Plan, TheProcessHasWhatWasPlanned) {
     o.context = 64;
     o.activations = a;
     const MemoryPlan plan = plan_memory(outline_synthetic_model(spec), o, 48);
-    const double used = growth_of(spec, o, 48), planned = double(plan.total() - plan.packing);
-    ASSERT_GT(used, 0);
-    EXPECT_LT(std::abs(used / planned - 1), 0.02)
-        << "planned " << planned << ", used " << used << ", activations " << name_of(a);
+    // Packing is an upper bound. Heap arenas of threads and pages once touched by the loader belong to the process, not
+    // to the model: some megabytes whatever the model's size.
+    constexpr double kProcess = 8 << 20;
+    const double used = growth_of(spec, o, 48), least = double(plan.total() - plan.packing);
+    EXPECT_GT(used, 0.98 * least) << "activations " << name_of(a);
+    EXPECT_LT(used, 1.02 * double(plan.total()) + kProcess) << "activations " << name_of(a);
   }
 #endif
 }
