@@ -203,9 +203,7 @@ class Converter {
       }
       return;
     }
-    for (const char* name :
-         {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-          "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
+    for (const std::string_view name : kTokenizerFiles) {
       if (is_there(from_ / name)) w.copy_file(from_ / name);
     }
   }

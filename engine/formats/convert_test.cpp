@@ -238,6 +238,24 @@ TEST(Convert, OutputsAreKeptUnlessReplacedAndFoldersHoldNoBlocks) {
   EXPECT_TRUE(fs::exists(dir / "other/letters.txt"));
 }
 
+TEST(Convert, AFolderThatHoldsMoreThanAModelIsNotReplaced) {
+  TempDir dir;
+  const fs::path source = official("llama-base");
+  convert(source, dir / "m");
+  convert(source, dir / "m", WeightType::f32, true);
+  EXPECT_EQ(load_model(dir / "m").weights.embed.type, WeightType::f32);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()), 1);  // nothing set aside stays
+  write_file(dir / "m/README.md", "mine");
+  EXPECT_NE(error_of([&] { convert(source, dir / "m", WeightType::f16, true); }).find("README.md"), std::string::npos);
+  EXPECT_NE(error_of([&] { convert(source, dir / "m/.", WeightType::f16, true); }).find("no name"), std::string::npos);
+  EXPECT_TRUE(fs::exists(dir / "m/README.md"));
+  EXPECT_EQ(load_model(dir / "m").weights.embed.type, WeightType::f32);
+  fs::create_directory(dir / "n.partial");  // what an ended run leaves is cleaned up, other things are not
+  write_file(dir / "n.partial/letters.txt", "mine");
+  EXPECT_NE(error_of([&] { convert(source, dir / "n"); }).find("letters.txt"), std::string::npos);
+  EXPECT_TRUE(fs::exists(dir / "n.partial/letters.txt"));
+}
+
 // ---- A8: the layout that a file says and the one that the engine has.
 
 /// The file of `path` with a metadata string or number replaced by another of the same length.

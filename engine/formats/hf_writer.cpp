@@ -13,6 +13,32 @@
 namespace fs = std::filesystem;
 
 namespace assay {
+namespace {
+
+/// The first thing in a folder that is no part of a written model; empty: none. A folder that is removed holds no more.
+std::string foreign_entry(const fs::path& folder) {
+  std::string first;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const bool ours =
+        name == "config.json" || name == "model.safetensors" ||
+        std::find(std::begin(kTokenizerFiles), std::end(kTokenizerFiles), name) != std::end(kTokenizerFiles);
+    if ((!ours || it->is_directory()) && (first.empty() || name < first)) first = name;
+  }
+  if (error) throw Error(ErrorKind::io, folder.string(), "can't be listed", {}, error.message());
+  return first;
+}
+
+void refuse_foreign(const fs::path& folder) {
+  const std::string entry = foreign_entry(folder);
+  if (!entry.empty()) {
+    throw Error(ErrorKind::usage, folder.string(), "holds more than a written model, and would be removed",
+                "config.json, model.safetensors and a tokenizer's files alone", entry, "Choose another name");
+  }
+}
+
+}  // namespace
 
 HfFolderWriter::HfFolderWriter(fs::path path, bool replace) : path_(std::move(path)), replace_(replace) {
   if (!path_.has_filename()) path_ = path_.parent_path();  // "folder/"
@@ -43,6 +69,11 @@ void HfFolderWriter::begin() {
     throw Error(ErrorKind::usage, path_.string(), replace_ ? "is there and is no model folder" : "is there already", {},
                 {}, replace_ ? "Choose another name" : "Choose another name, or --force");
   }
+  if (path_.filename() == "." || path_.filename() == "..") {
+    throw Error(ErrorKind::usage, path_.string(), "is no name of a folder", "a name", in_quotes(path_.string()));
+  }
+  if (is_there(path_)) refuse_foreign(path_);
+  if (is_there(partial_)) refuse_foreign(partial_);
   std::error_code error;
   fs::remove_all(partial_, error);
   begun_ = fs::create_directories(partial_, error);
@@ -106,10 +137,24 @@ void HfFolderWriter::finish() {
   out_.close(true);
   sync_folder(partial_);
   std::error_code error;
-  if (replace_) fs::remove_all(path_, error);
+  const bool replaces = replace_ && is_there(path_);
+  fs::path old = path_;
+  old += ".old";
+  if (replaces) {
+    // Moved aside first: whenever the program ends, one whole folder is there.
+    refuse_foreign(path_);  // what came while the model was written
+    if (is_there(old)) throw Error(ErrorKind::io, old.string(), "is in the way of what is replaced");
+    fs::rename(path_, old, error);
+    if (error) throw Error(ErrorKind::io, path_.string(), "can't be moved aside", {}, error.message());
+  }
   fs::rename(partial_, path_, error);
-  if (error) throw Error(ErrorKind::io, path_.string(), "can't be renamed into place", {}, error.message());
+  if (error) {
+    std::error_code ignored;
+    if (replaces) fs::rename(old, path_, ignored);
+    throw Error(ErrorKind::io, path_.string(), "can't be renamed into place", {}, error.message());
+  }
   finished_ = true;
+  if (replaces) fs::remove_all(old, error);
   sync_folder(path_.parent_path().empty() ? "." : path_.parent_path());
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dumps/outfile.h"
@@ -11,10 +12,16 @@
 
 namespace assay {
 
+/// Files of a folder's tokenizer and of how text is generated: copied as they are.
+inline constexpr std::string_view kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",     "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
+
 /// The folder appears under its name when it is whole: until finish() it is NAME.partial, which the destructor removes.
 class HfFolderWriter {
  public:
-  /// `replace`: a model folder (one with a config.json) of that name may be there and is replaced by finish().
+  /// `replace`: a model folder of that name may be there and is replaced by finish(). It is a folder with a config.json
+  /// and nothing that this class is not asked to write: a README or other shards would be lost with it.
   explicit HfFolderWriter(std::filesystem::path path, bool replace = false);
   ~HfFolderWriter();
   HfFolderWriter(const HfFolderWriter&) = delete;
@@ -22,7 +29,7 @@ class HfFolderWriter {
 
   /// Declares a tensor of type F32, F16 or BF16, before begin(); returns its index.
   size_t tensor(const std::string& name, WeightType type, const std::vector<int64_t>& shape);
-  /// Throws Error{usage} if something is there and may not be replaced, Error{io}.
+  /// Throws Error{usage} if something is there and may not be replaced, or if the path is "." or "..", Error{io}.
   void begin();
   /// Bytes of a tensor's data, from any thread. Throws Error{io}.
   void write(size_t tensor, uint64_t offset, const void* data, size_t bytes);
