@@ -142,7 +142,9 @@ TEST(Jinja, BudgetsHold) {
   };
   for (const auto& [source, says] : rows) {
     const std::string e = error_of(source, small);
-    if (*says) EXPECT_NE(e.find(says), std::string::npos) << source.substr(0, 120) << "\n" << e.substr(0, 300);
+    if (*says) {
+      EXPECT_NE(e.find(says), std::string::npos) << source.substr(0, 120) << "\n" << e.substr(0, 300);
+    }
   }
 }
 
