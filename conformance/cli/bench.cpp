@@ -36,13 +36,13 @@ int run(BenchCommand& o) {
 void add_bench(CLI::App& app, int& code) {
   auto o = std::make_shared<BenchCommand>();
   CLI::App* c = app.add_subcommand("bench", "measure prefill and decode on this machine");
-  c->add_option("model", o->model, "Hugging Face folder, .gguf file or synth:SHAPE:QUANT")->required();
+  c->add_option("model", o->model, "Hugging Face folder, .gguf file or synth:SHAPE:TYPE")->required();
   o->engine.add(*c);
   c->add_option("--prefill", o->spec.prefill, "tokens of the prompt, 0: none")->capture_default_str();
   c->add_option("--decode", o->spec.decode, "single-row passes, 0: none")->capture_default_str();
   c->add_option("--depth", o->spec.depth, "positions in the cache when decode starts")->capture_default_str();
   c->add_option("--rows", o->spec.rows, "sequences that decode together")->capture_default_str();
-  c->add_option("--reps", o->spec.repetitions, "repetitions, after one that is not counted")->capture_default_str();
+  c->add_option("--reps", o->spec.repetitions, "repetitions, after one that is not counted; shown is their median (slowest to fastest)")->capture_default_str();
   c->add_option("--seed", o->spec.seed, "of the random token ids")->capture_default_str();
   c->add_option("--by", o->by, "phase: where the time went");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");

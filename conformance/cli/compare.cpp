@@ -76,12 +76,14 @@ int run(const CompareCommand& o) {
 void add_compare(CLI::App& app, int& code) {
   auto o = std::make_shared<CompareCommand>();
   CLI::App* c = app.add_subcommand("compare", "compare a target dump with a baseline; name the first place where they part");
-  c->add_option("base", o->base, "dump, official case or folder of safetensors")->required();
+  c->add_option("base", o->base, "dump, official case (goldens/official/...) or folder of safetensors")->required();
   c->add_option("target", o->target, "dump or folder of safetensors")->required();
   c->add_option("--level", o->level, "byte_exact, max_rel or greedy_prefix")->capture_default_str();
   c->add_option("--tol", o->tol, "max_rel that every tensor may reach");
   c->add_option("--noise-factor", o->noise_factor, "times the baseline's noise floor per phase (official cases), at least --tol");
-  c->add_option("--preset", o->preset, "named tolerances; official cases default to official-f32");
+  std::string known;
+  for (const auto& [name, tolerance] : presets()) known += (known.empty() ? "" : ", ") + name;
+  c->add_option("--preset", o->preset, "named tolerances (dumps/README.md says for what): " + known + "; official cases default to official-f32");
   c->add_option("--until", o->until, "stop after this node: layer.3/q_rope (a pass is then partial)");
   c->add_option("--only", o->only, "phases, comma-separated");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
@@ -89,7 +91,8 @@ void add_compare(CLI::App& app, int& code) {
   c->add_flag("--verbose", o->verbose, "a line per tensor");
   c->add_flag("--extra", o->extra, "cosine, NMSE, element-wise relative error; for logits KL, top-k agreement, margin");
   c->add_flag("--no-color", o->no_color, "plain text on a terminal");
-  c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact");
+  c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact\n"
+            "  assay compare /tmp/f32 /tmp/bf16 --preset bf16");
   c->callback([o, &code] { code = run(*o); });
 }
 

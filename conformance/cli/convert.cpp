@@ -58,7 +58,8 @@ std::string table_of(const ConvertReport& r) {
                                 "to", "SQNR dB", "worst row", "its dB");
   for (const ConvertedTensor& t : r.tensors) {
     out += fmt::format("{:<{}}  {:>16}  {:>5} {:>5}  {:>9}  {:>9}  {:>9}{}\n", t.name, width, shape_text(t.shape),
-                       name_of(t.from), name_of(t.to), db_text(t.sqnr_db), t.worst_row, db_text(t.worst_row_sqnr_db),
+                       name_of(t.from), name_of(t.to), db_text(t.sqnr_db),
+                       std::isinf(t.sqnr_db) ? "-" : std::to_string(t.worst_row), db_text(t.worst_row_sqnr_db),
                        t.fallback ? "  fallback" : "");
   }
   return out;
@@ -104,6 +105,7 @@ void add_convert(CLI::App& app, int& code) {
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->footer(
       "Matrices whose rows don't divide into the type's blocks become Q8_0 (rows of whole 32s) or F16, which is said.\n"
+      "A Hugging Face folder holds F32, F16 and BF16 alone: a quantised GGUF file becomes one with --type F32.\n"
       "Example:\n  assay convert goldens/official/qwen3-k256/model /tmp/k256.gguf --type Q4_K --report");
   c->callback([o, &code] { code = run(*o); });
 }

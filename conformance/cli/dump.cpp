@@ -35,7 +35,7 @@ int run(const DumpCommand& o) {
   const Dump dump = Dump::open(o.out);
   int code = kPass;
   nlohmann::ordered_json record = {{"record", "dump"}, {"out", o.out}, {"tensors", dump.tensors().size()}, {"prompts", nlohmann::json::array()}};
-  std::string text = fmt::format("{}, {}, {}; kv {}", model->config.family, model->provenance.quantisation, r.trace.variants().empty() ? "" : r.trace.variants()[0].first, o.model.kv);
+  std::string text = fmt::format("{}, {}, {}; activations {}, kv {}", model->config.family, model->provenance.quantisation, r.trace.variants().empty() ? "" : r.trace.variants()[0].first, model->quantised() ? o.model.activations.value_or("s16") : "f32", o.model.kv);
   text = fmt::format("model    {}\n         {}\n", model->provenance.path, text);
   if (!o.plant.empty()) text += fmt::format("planted  {}: this dump is wrong on purpose\n", o.plant);
   for (size_t i = 0; i < r.generated.size(); i++) {

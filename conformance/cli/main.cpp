@@ -43,7 +43,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {   // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    std::cerr << "assay: " << e.what() << "\nNext: assay " << (app.get_subcommands().empty() ? "" : app.get_subcommands()[0]->get_name() + " ")
+    const bool no_command = app.get_subcommands().empty();
+    const std::string what = !no_command ? e.what() : argc > 1 ? "there is no command \"" + std::string(argv[1]) + "\"" : "a command is missing";
+    std::cerr << "assay: " << what << "\nNext: assay " << (no_command ? "" : app.get_subcommands()[0]->get_name() + " ")
               << "--help\n";
     return kUsage;
   } catch (const Error& e) {

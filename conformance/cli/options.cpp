@@ -10,6 +10,7 @@
 
 #include "dumps/error.h"
 #include "engine/formats/hf_tokenizer.h"
+#include "engine/formats/synth.h"
 
 namespace assay::cli {
 namespace {
@@ -131,6 +132,11 @@ std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
     throw Error(ErrorKind::usage, "--backend", "this build has no CUDA module", "cpu", "cuda");
   if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
   const Activations kind = activations_from_name(activations.value_or("s16"));
+  const std::filesystem::path folder(path);
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder / "config.json", ignored) && std::filesystem::exists(folder / "model" / "config.json", ignored))
+    throw Error(ErrorKind::usage, path, "is no model, but the case of one", (folder / "model").string(), "",
+                "--case of run and dump takes the case, prompts included.");
   auto m = std::make_shared<Model>(load_model(path));
   if (!m->quantised() && activations && kind != Activations::f32)
     throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m->provenance.quantisation + ")", "f32",
@@ -147,6 +153,9 @@ std::vector<std::string> ModelOptions::texts() const {
 Tokenizer tokenizer_of(const std::string& model) {
   const std::filesystem::path path(model);
   std::error_code ignored;
+  if (is_synth_spec(model))
+    throw Error(ErrorKind::usage, model, "has random weights and no tokenizer, and text needs one", "", "",
+                "Token ids do without: --tokens 1,2,3, and --ids for what is printed.");
   if (std::filesystem::is_directory(path, ignored) && !std::filesystem::exists(path / "tokenizer.json", ignored))
     throw Error(ErrorKind::usage, model, "has no tokenizer.json, and text needs a tokenizer", "", "",
                 "Token ids do without: --tokens 1,2,3, and --ids for what is printed.");
@@ -169,7 +178,7 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
   if (official.empty() && model.empty()) throw Error(ErrorKind::usage, "model", "is missing", "a folder or .gguf file, or --case CASE");
   const bool has_text = !prompts.empty() || !prompt_files.empty();
   if (official.empty() && tokens.empty() && !has_text)
-    throw Error(ErrorKind::usage, "--tokens", "is missing", "token ids, a text (--prompt, --prompt-file), or --case CASE");
+    throw Error(ErrorKind::usage, "prompt", "is missing", "--prompt TEXT, --prompt-file FILE, --tokens 1,2,3 or --case CASE");
   if (!official.empty() && (!model.empty() || !tokens.empty() || has_text))
     throw Error(ErrorKind::usage, "--case", "brings its own model and prompts", "--case alone",
                 !model.empty() ? model : has_text ? "a text" : "--tokens");

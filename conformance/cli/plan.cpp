@@ -69,7 +69,7 @@ int run(const PlanCommand& o) {
                              o.slots == 1 ? "" : "s", options.context, std::min(o.rows, options.context));
     for (const auto& [name, c] : classes)
       if (c.first) std::cout << fmt::format("  {:<10} {:>9}   {}\n", name, bytes_text(c.first), c.second);
-    std::cout << fmt::format("  {:<10} {:>9}   {} per slot of it KV\n", "total", bytes_text(p.total()),
+    std::cout << fmt::format("  {:<10} {:>9}   mapped files included; caches: {} per slot\n", "total", bytes_text(p.total()),
                              bytes_text(p.engine.kv / size_t(o.slots)));
     if (available)
       std::cout << fmt::format("  {:<10} {:>9}   free on this machine now\n", "available", bytes_text(available));
@@ -79,7 +79,8 @@ int run(const PlanCommand& o) {
   if (!fits)
     throw Error(ErrorKind::memory, o.model, "does not fit into the memory of this machine",
                 bytes_text(p.total() - p.mapped) + " besides mapped files", bytes_text(available) + " free",
-                "A smaller --ctx, fewer --slots, --kv f16 or --activations f32 (no panels) need less.");
+                std::string("What needs less: a smaller --ctx, fewer --slots") + (o.engine.kv == "f32" ? ", --kv f16" : "") +
+                    (p.engine.panels ? ", --activations f32 (no panels)" : "") + ", a smaller weight type.");
   return kPass;
 }
 

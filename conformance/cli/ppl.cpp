@@ -128,7 +128,7 @@ int run(const PplCommand& o) {
 void add_ppl(CLI::App& app, int& code) {
   auto o = std::make_shared<PplCommand>();
   CLI::App* c = app.add_subcommand("ppl", "negative log-likelihood and perplexity of a text");
-  c->add_option("model", o->model, "Hugging Face folder or .gguf file");
+  c->add_option("model", o->model, "Hugging Face folder, .gguf file or synth:SHAPE:TYPE (with --tokens-file)");
   o->engine.add(*c);
   c->add_option("--text", o->text, "file with the text");
   c->add_option("--tokens-file", o->tokens_file, "file with its token ids, comma-separated");
@@ -139,6 +139,7 @@ void add_ppl(CLI::App& app, int& code) {
   c->add_option("--by", o->by, "token: a JSONL record for each");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->footer(
+      "Two models' figures are comparable on the same text and window: their difference is what quantisation costs.\n"
       "Example:\n  assay ppl MODEL --text goldens/text/alice.txt\n  assay ppl MODEL --text goldens/text/alice.txt "
       "--pass decode --activations s8 --by token --json nll.jsonl");
   c->callback([o, &code] { code = run(*o); });
