@@ -92,6 +92,7 @@ void add_fault_checks(std::vector<Check>& out) {
     k.baseline = "faults/expected.json";
     k.target = "planted: " + f.what;
     k.expected = 2;
+    k.cost = f.slow ? Cost::slow : Cost::fast;
     const std::string name = f.name;
     k.run = [name](const CheckContext& c) { return caught(c, name); };
     out.push_back(std::move(k));

@@ -157,12 +157,12 @@ const std::vector<Fault>& faults() {
       {"lm-head-ignored", "D17", "the embedding is used as lm_head though the model has its own", lm_head_ignored},
       {"gqa-tile", "D19", "query head h reads kv head h mod kv_heads instead of h / group", gqa_tile},
       {"s8-activations", "A12", "8-bit activations where 16-bit ones were asked for",
-       [](Engine& e) { s8_activations(e, "s8-activations", false); }},
-      {"s8-prefill", "A15", "8-bit activations in prefill alone", [](Engine& e) { s8_activations(e, "s8-prefill", true); }},
+       [](Engine& e) { s8_activations(e, "s8-activations", false); }, true},
+      {"s8-prefill", "A15", "8-bit activations in prefill alone", [](Engine& e) { s8_activations(e, "s8-prefill", true); }, true},
       {"eps-1e-5", "E6", "the norms add 1e-5 instead of 1e-6", other_eps},
     };
     for (const KernelFault& f : kernel_faults())
-      out.push_back({f.name, f.row, f.what, [name = f.name](Engine& e) { plant_kernels(e, name); }});
+      out.push_back({f.name, f.row, f.what, [name = f.name](Engine& e) { plant_kernels(e, name); }, false});
     return out;
   }();
   return all;

@@ -14,6 +14,7 @@ struct Fault {
   std::string row;          // the row of FAULTS.md: "B3"
   std::string what;         // one line
   std::function<void(Engine&)> apply;
+  bool slow = false;        // judged on the 48-layer case: minutes
 };
 const std::vector<Fault>& faults();
 
