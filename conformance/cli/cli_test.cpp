@@ -19,7 +19,7 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
   Folder f;
   const std::string run = "run '" + kModel + "' --tokens 1,2,3 -n 2 --ids ", dump = "dump '" + kModel + "' --out " + (f / "d") + " --tokens 1,2,3 ";
   const std::pair<std::string, std::string> rows[] = {
-      {"", "subcommand"},
+      {"", "a command is missing"},
       {"frobnicate", ""},
       {run + "--frobnicate", "--frobnicate"},
       {run + "--isa sse9", "scalar, avx2, avx512, avx512vnni or neon"},
