@@ -1,6 +1,7 @@
 // Options that several commands share, parsed once and the same way.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +18,8 @@ struct EngineChoice {
   int threads = 0;
 
   void add(CLI::App& app);
-  std::shared_ptr<const Model> load(const std::string& path) const;  // refuses activations that can't be had (Error{usage})
+  std::shared_ptr<const Model> load(
+      const std::string& path) const;  // refuses activations that can't be had (Error{usage})
   void apply(EngineOptions& options) const;
 };
 
@@ -31,7 +33,7 @@ struct ModelOptions : EngineChoice {
   bool batch = false;
 
   void add(CLI::App& app);
-  std::shared_ptr<const Model> load() const;   // of `model` or the official case
+  std::shared_ptr<const Model> load() const;  // of `model` or the official case
   /// Texts of --prompt, then of --prompt-file.
   std::vector<std::string> texts() const;
   /// One request per --tokens or text, each with `decode` passes and the ids of --force-ids.
@@ -47,7 +49,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& optio
 /// "0,3-5" as closed ranges.
 std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option);
 Isa isa_from_name(const std::string& name);                   // of --isa
-CaptureMode capture_mode_from_name(const std::string& name);   // of --mode
+CaptureMode capture_mode_from_name(const std::string& name);  // of --mode
 std::vector<std::string> split(const std::string& text, char separator);
 std::string join(const std::vector<int32_t>& ids);
 
@@ -71,5 +73,13 @@ void add_plan(CLI::App& app, int& code);
 void add_limits(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 void add_tokenize(CLI::App& app, int& code);
+
+/// A CLI11 check: 0 to 2^64 - 1. The library's own conversion wraps negative numbers and clamps larger ones.
+inline std::string is_seed(const std::string& text) {
+  uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end ? "" : "wanted a whole number from 0 to 2^64 - 1, found " + text;
+}
 
 }  // namespace assay::cli

@@ -30,7 +30,8 @@ struct RunCommand {
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set by a signal handler");
 
-/// Ctrl-C ends the text, not the program; reads of a terminal end too (no SA_RESTART).
+/// Ctrl-C ends the text, not the program; reads of stdin end too (no SA_RESTART). Installed once the model is loaded:
+/// until then there is no text to end.
 class CtrlC {
  public:
   CtrlC() {
@@ -127,6 +128,7 @@ class TextRun {
 
   int prompts(const DumpSpec& spec) {
     for (size_t i = 0; i < spec.requests.size() && !interrupted; i++) run(spec.requests[i].ids, i);
+    if (records_.size() < spec.requests.size() && code_ == kPass) code_ = kUnfinished;
     return finish();
   }
 
@@ -141,6 +143,10 @@ class TextRun {
     if (!o_.chat_args.empty()) more = parse_json(o_.chat_args, "--chat-args");
     if (!o_.chat_args.empty() && !more.is_object())
       throw Error(ErrorKind::usage, "--chat-args", "is no JSON object", "{\"enable_thinking\": false}");
+    for (const char* own : {"messages", "add_generation_prompt"})
+      if (more.contains(own))
+        throw Error(ErrorKind::usage, "--chat-args", std::string("gives ") + own + ", which is the conversation's own",
+                    "--system, --prompt or lines of stdin");
     if (!o_.system.empty()) messages.push_back({{"role", "system"}, {"content", o_.system}});
     const std::time_t seconds = std::time(nullptr);
     std::tm now{};
@@ -164,6 +170,8 @@ class TextRun {
       if (interrupted) code_ = kPass;  // a turn was cut short by the person who reads it
       interrupted = false;
     }
+    if (interrupted && !asks && code_ == kPass)
+      code_ = kUnfinished;  // in a turn, after one, or in the read of the next
     if (asks) std::cerr << "\n";
     return finish();
   }
@@ -215,15 +223,17 @@ int run(const RunCommand& o) {
     without.tokens = {"0"};
     DumpSpec spec = without.spec(0);
     spec.requests.clear();
+    TextRun text_run(o, spec);
     const CtrlC ctrl_c;
-    return TextRun(o, spec).chat();
+    return text_run.chat();
   }
   const DumpSpec spec = o.model.spec(count - 1);
   if (!text) return run_ids(o, spec);
   if (!o.model.official.empty())
     throw Error(ErrorKind::usage, "--case", "has no tokenizer", "--ids without --temperature");
+  TextRun text_run(o, spec);
   const CtrlC ctrl_c;
-  return TextRun(o, spec).prompts(spec);
+  return text_run.prompts(spec);
 }
 }  // namespace
 
@@ -246,7 +256,7 @@ void add_run(CLI::App& app, int& code) {
   c->add_option("--min-p", o->sampling.min_p, "keep ids of at least this share of the likeliest one")
       ->capture_default_str();
   c->add_option("--seed", o->sampling.seed, "of sampling; ids depend on seed, prompt number and position alone")
-      ->check(CLI::NonNegativeNumber)
+      ->check(is_seed)
       ->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->footer(

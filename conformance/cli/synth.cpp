@@ -79,7 +79,7 @@ void add_synth(CLI::App& app, int& code) {
   c->add_option("--shape", o->shape, "0.6B, VL-2B, 8B, or a config.json");
   c->add_option("--quant", o->quant,
                 "type of all matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K");
-  c->add_option("--seed", o->seed, "another seed, other weights")->capture_default_str();
+  c->add_option("--seed", o->seed, "another seed, other weights")->check(is_seed)->capture_default_str();
   c->add_option("--layers", o->layers, "layers, 0: as many as the shape has")->capture_default_str();
   c->add_option("--out", o->out, "GGUF file to write");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();

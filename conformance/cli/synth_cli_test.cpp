@@ -47,6 +47,8 @@ TEST(CliSynth, SaysWhatItRefuses) {
       {"synth --shape 30B-A3B --quant Q4_0" + out, "qwen3_moe"},
       {"synth --shape 9B --quant Q4_0" + out, "0.6B, VL-2B, 8B"},
       {"synth --shape 8B --quant Q4_0 --layers -1" + out, "--layers"},
+      {"synth --shape 8B --quant Q4_0 --seed -1" + out, "found -1"},
+      {"synth --shape 8B --quant Q4_0 --seed 18446744073709551616" + out, "found 18446744073709551616"},
       {"run synth:8B:Q4_0:layers=nine --tokens 1 --ids", "nine"},
       {"plan synth:8B:Q4_0 --slots 0", "--slots"},
       {"plan synth:8B:Q4_0 --ctx -1", "--ctx"},

@@ -1,6 +1,9 @@
 // assay run with text, chats and sampling, and assay ppl, as a person or a script meets them.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -85,6 +88,38 @@ TEST_F(CliText, ChatsRenderEveryTurnAnew) {
   EXPECT_EQ(text_of(records(f / "t")[0].at("ids")), "u:x\na:!");
 }
 
+/// A pipe that stays open: what ends the chat is the signal, whether it meets a turn or the read of the next one.
+TEST_F(CliText, AnInterruptedChatIsNoPass) {
+  int in[2], out[2];
+  ASSERT_EQ(pipe(in), 0);
+  ASSERT_EQ(pipe(out), 0);
+  const std::string folder = model.path().string();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    signal(SIGINT, SIG_DFL);
+    dup2(in[0], 0);
+    dup2(out[1], 1);
+    for (const int fd : {in[0], in[1], out[0], out[1]}) close(fd);
+    execl(ASSAY_PROGRAM, "assay", "run", folder.c_str(), "--chat", "-n", "4", "--threads", "1", nullptr);
+    _exit(127);
+  }
+  close(in[0]);
+  close(out[1]);
+  EXPECT_EQ(write(in[1], "Hi\n", 3), 3);
+  char letter;
+  EXPECT_EQ(read(out[0], &letter, 1), 1);  // the answer has begun, so the program handles signals
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    kill(child, SIGINT);
+    usleep(20000);
+  }
+  close(in[1]);
+  close(out[0]);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
 TEST_F(CliText, DumpTakesTextToo) {
   ASSERT_EQ(
       assay("dump '" + model.path().string() + "' --kv f32 --mode hash --prompt Hi! --decode 2 --out " + (f / "a"))
@@ -136,7 +171,7 @@ TEST_F(CliText, BadUseIsExit2AndSaysWhatToDo) {
       {run("--prompt a --temperature 1 --top-p 0"), "--top-p"},
       {run("--prompt a --temperature 1 --top-k -1"), "--top-k"},
       {run("--prompt a --temperature 1 --min-p 2"), "--min-p"},
-      {run("--prompt a --seed -1"), "--seed"},
+      {run("--prompt a --seed -1"), "found -1"},
       {run("--prompt a -n 0"), "too few ids"},
       {run("--prompt a --ctx 5000"), "1024"},
       {run("--prompt a --batch"), "--batch"},
@@ -147,6 +182,7 @@ TEST_F(CliText, BadUseIsExit2AndSaysWhatToDo) {
       {run("--chat --ids --prompt a"), "--chat"},
       {run("--chat --prompt a --chat-args '[1]'"), "--chat-args"},
       {run("--chat --prompt a --chat-args '{'"), "--chat-args"},
+      {run("--chat --prompt a --chat-args '{\"messages\": []}'"), "messages"},
       {"run '" + bare + "' --prompt a", "tokenizer.json"},
       {"run '" + bare + "' --chat --prompt a", "tokenizer.json"},
       {"dump '" + bare + "' --prompt a --out " + (f / "d"), "tokenizer.json"},
