@@ -257,10 +257,28 @@ int CompareResult::exit_code() const {
   return compared == 0 || failed > 0 || near_ties > tolerance.max_near_ties ? 1 : 0;
 }
 
+/// Options that change bits on purpose, where both sides name them and differ: the first thing to look at.
+static std::vector<std::string> differing_settings(const Dump& base, const Dump& target) {
+  std::vector<std::string> out;
+  if (!base.manifest().contains("options") || !target.manifest().contains("options")) return out;
+  const auto &b = base.manifest()["options"], &t = target.manifest()["options"];
+  for (const char* name : {"activations", "kv", "rms_eps", "attention_scale_head_dim", "rope", "tied"}) {
+    if (!b.contains(name) || !t.contains(name) || b[name] == t[name]) continue;
+    out.push_back(fmt::format("settings differ: {} is {} in the base, {} in the target; other bits are to be expected", name,
+                              b[name].dump(), t[name].dump()));
+  }
+  return out;
+}
+
 CompareResult compare(const Dump& base, const Dump& target, const CompareOptions& options) {
-  if (!base.manifest().contains("rows") && !target.manifest().contains("rows")) return Judge(base, target, options).run();
-  const Dump logical_base = align_rows(base), logical_target = align_rows(target);
-  return Judge(logical_base, logical_target, options).run();
+  const auto judged = [&] {
+    if (!base.manifest().contains("rows") && !target.manifest().contains("rows")) return Judge(base, target, options).run();
+    const Dump logical_base = align_rows(base), logical_target = align_rows(target);
+    return Judge(logical_base, logical_target, options).run();
+  };
+  CompareResult result = judged();
+  for (std::string& s : differing_settings(base, target)) result.warnings.push_back(std::move(s));
+  return result;
 }
 
 }  // namespace assay

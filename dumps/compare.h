@@ -138,7 +138,7 @@ struct CompareResult {
   int64_t elements = 0, bytes_read = 0;   // of both sides
   std::optional<Level> reached;         // the strongest level that holds for all
   bool partial = false;                 // --until or --only
-  std::vector<std::string> warnings;    // manifest statistics that contradict the values, ...
+  std::vector<std::string> warnings;    // settings that differ, manifest statistics that contradict the values
   int exit_code() const;                // 0, 1; nothing compared: 1
 };
 

@@ -297,6 +297,18 @@ TEST(Compare, StatisticsThatContradictTheValuesLoseAndAreNamed) {
   EXPECT_NE(r.warnings[0].find("prompt0/prefill/0/embed"), std::string::npos);
 }
 
+TEST(Compare, SettingsThatDifferAreSaid) {
+  Folder f;
+  const Values a{"prompt0/prefill/0/embed", {1, 2}, {0.5, 1.5}};
+  DumpOptions base, target;
+  base.manifest["options"] = {{"activations", "f32"}, {"kv", "f16"}, {"chunk", 0}};
+  target.manifest["options"] = {{"activations", "s16"}, {"kv", "f16"}, {"chunk", 3}};
+  const CompareResult r = compare(write_dump(f / "b", {a}, base), write_dump(f / "t", {a}, target), at(Level::byte_exact, 0));
+  EXPECT_EQ(r.exit_code(), 0);
+  ASSERT_EQ(r.warnings.size(), 1u) << "a chunk size changes no bit";
+  EXPECT_NE(r.warnings[0].find("activations is \"f32\" in the base, \"s16\" in the target"), std::string::npos) << r.warnings[0];
+}
+
 TEST(Compare, TheOutcomeDoesNotDependOnThreads) {
   Folder f;
   const int64_t rows = 700, columns = 3000;  // several pieces of 4 MiB

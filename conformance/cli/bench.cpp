@@ -43,7 +43,7 @@ void add_bench(CLI::App& app, int& code) {
   c->add_option("--depth", o->spec.depth, "positions in the cache when decode starts")->capture_default_str();
   c->add_option("--rows", o->spec.rows, "sequences that decode together")->capture_default_str();
   c->add_option("--reps", o->spec.repetitions, "repetitions, after one that is not counted; shown is their median (slowest to fastest)")->capture_default_str();
-  c->add_option("--seed", o->spec.seed, "of the random token ids")->capture_default_str();
+  c->add_option("--seed", o->spec.seed, "of the random token ids")->capture_default_str()->check(is_seed);
   c->add_option("--by", o->by, "phase: where the time went");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->footer("Example:\n  assay bench .cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --threads 2 --by phase");
