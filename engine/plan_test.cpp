@@ -131,7 +131,7 @@ size_t resident() {
 }
 
 /// Bytes by which a new process grows while it makes a model and an engine and fills the context.
-double growth_of(const SynthSpec& spec, const EngineOptions& options, int64_t rows) {
+[[maybe_unused]] double growth_of(const SynthSpec& spec, const EngineOptions& options, int64_t rows) {
   int ends[2];
   if (pipe(ends) != 0) return -1;
   const pid_t child = fork();
