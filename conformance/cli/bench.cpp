@@ -13,15 +13,11 @@ struct BenchCommand {
 };
 
 int run(BenchCommand& o) {
-  const auto in = [](const char* option, int64_t value, int64_t low, int64_t high) {
-    if (value < low || value > high)
-      throw Error(ErrorKind::usage, option, "out of range", std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
-  };
-  in("--prefill", o.spec.prefill, 0, 1 << 20);
-  in("--decode", o.spec.decode, 0, 1 << 20);
-  in("--depth", o.spec.depth, 0, 1 << 20);
-  in("--rows", o.spec.rows, 1, 256);
-  in("--reps", o.spec.repetitions, 1, 1000);
+  check_range("--prefill", o.spec.prefill, 0, 1 << 20);
+  check_range("--decode", o.spec.decode, 0, 1 << 20);
+  check_range("--depth", o.spec.depth, 0, 1 << 20);
+  check_range("--rows", o.spec.rows, 1, 256);
+  check_range("--reps", o.spec.repetitions, 1, 1000);
   if (!o.by.empty() && o.by != "phase") throw Error(ErrorKind::usage, "--by", "unknown breakdown", "phase", "\"" + o.by + "\"");
   const auto model = o.engine.load(o.model);
   o.engine.apply(o.spec.engine);

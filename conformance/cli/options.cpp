@@ -40,6 +40,11 @@ Activations activations_from_name(const std::string& name) {
 
 }  // namespace
 
+void check_range(const char* option, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    throw Error(ErrorKind::usage, option, "out of range", std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
+}
+
 Isa isa_from_name(const std::string& name) {
   for (Isa i : {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni, Isa::neon})
     if (name == name_of(i)) return i;

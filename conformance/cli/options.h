@@ -48,6 +48,8 @@ std::vector<int32_t> ids_of_text(const Tokenizer& tokenizer, const std::string& 
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& option);
 /// "0,3-5" as closed ranges.
 std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option);
+/// Throws Error{usage} naming the option and the range.
+void check_range(const char* option, int64_t value, int64_t low, int64_t high);
 Isa isa_from_name(const std::string& name);                   // of --isa
 CaptureMode capture_mode_from_name(const std::string& name);  // of --mode
 std::vector<std::string> split(const std::string& text, char separator);

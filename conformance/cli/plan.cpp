@@ -17,11 +17,6 @@ namespace {
 
 constexpr int64_t kMostPositions = int64_t(1) << 32;
 
-void check_range(const char* option, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high)
-    throw Error(ErrorKind::usage, option, "out of range", fmt::format("{} to {}", low, high), std::to_string(value));
-}
-
 struct PlanCommand {
   EngineChoice engine;
   std::string model, json;

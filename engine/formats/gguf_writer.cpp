@@ -146,18 +146,9 @@ size_t GgufWriter::tensor(const std::string& name, WeightType type, const std::v
 }
 
 std::string GgufWriter::tokenizer_hash() const {
-  if (!has("tokenizer.ggml.tokens")) return {};
-  std::vector<const Entry*> keys;
-  for (const Entry& e : entries_) {
-    if (e.key.rfind("tokenizer.", 0) == 0) keys.push_back(&e);
-  }
-  std::sort(keys.begin(), keys.end(), [](auto* a, auto* b) { return a->key < b->key; });
-  std::vector<std::pair<const void*, size_t>> pieces;
-  for (const Entry* e : keys) {
-    pieces.emplace_back(e->key.c_str(), e->key.size() + 1);
-    pieces.emplace_back(e->bytes.data(), e->bytes.size());
-  }
-  return hash_pieces(pieces);
+  std::vector<GgufKeyBytes> keys;
+  for (const Entry& e : entries_) keys.push_back({e.key, e.bytes});
+  return assay::tokenizer_hash(std::move(keys));
 }
 
 void GgufWriter::begin() {

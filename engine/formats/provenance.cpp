@@ -22,19 +22,23 @@ std::string tokenizer_hash(std::string_view tokenizer_json) {
   return hash_pieces({{tokenizer_json.data(), tokenizer_json.size()}});
 }
 
-std::string tokenizer_hash(const GgufFile& file) {
-  if (!file.find("tokenizer.ggml.tokens")) return {};
-  std::vector<const std::pair<std::string, GgufValue>*> keys;
-  for (const auto& entry : file.metadata()) {
-    if (entry.first.rfind("tokenizer.", 0) == 0) keys.push_back(&entry);
-  }
-  std::sort(keys.begin(), keys.end(), [](auto* a, auto* b) { return a->first < b->first; });
+std::string tokenizer_hash(std::vector<GgufKeyBytes> keys) {
+  std::erase_if(keys, [](const GgufKeyBytes& k) { return !k.key.starts_with("tokenizer."); });
+  std::sort(keys.begin(), keys.end(), [](auto& a, auto& b) { return a.key < b.key; });
+  if (std::none_of(keys.begin(), keys.end(), [](auto& k) { return k.key == "tokenizer.ggml.tokens"; })) return {};
   std::vector<std::pair<const void*, size_t>> pieces;
-  for (const auto* entry : keys) {
-    pieces.emplace_back(entry->first.c_str(), entry->first.size() + 1);
-    pieces.emplace_back(entry->second.bytes.data(), entry->second.bytes.size());
+  for (const GgufKeyBytes& k : keys) {
+    pieces.emplace_back(k.key.data(), k.key.size());
+    pieces.emplace_back("", 1);
+    pieces.emplace_back(k.bytes.data(), k.bytes.size());
   }
   return hash_pieces(pieces);
+}
+
+std::string tokenizer_hash(const GgufFile& file) {
+  std::vector<GgufKeyBytes> keys;
+  for (const auto& [key, value] : file.metadata()) keys.push_back({key, value.bytes});
+  return tokenizer_hash(std::move(keys));
 }
 
 }  // namespace assay

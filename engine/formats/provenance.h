@@ -17,5 +17,10 @@ std::string hash_pieces(const std::vector<std::pair<const void*, size_t>>& piece
 std::string tokenizer_hash(std::string_view tokenizer_json);
 /// or over the tokenizer.* keys in name order: key, a zero byte, the value as it lies in the file. "" without tokens.
 std::string tokenizer_hash(const GgufFile& file);
+/// The same of keys that are not in a file yet; others than tokenizer.* are left out.
+struct GgufKeyBytes {
+  std::string_view key, bytes;
+};
+std::string tokenizer_hash(std::vector<GgufKeyBytes> keys);
 
 }  // namespace assay

@@ -79,6 +79,7 @@ static_assert(sizeof(BlockQ5_K) == 176 && alignof(BlockQ5_K) == 2);
 static_assert(sizeof(BlockQ6_K) == 210 && alignof(BlockQ6_K) == 2);
 static_assert(offsetof(BlockQ6_K, d) == 208 && offsetof(BlockQ4_1, codes) == 4);
 static_assert(offsetof(BlockQ4_K, scales) == offsetof(BlockQ5_K, scales));
+static_assert(offsetof(BlockQ4_1, m) == offsetof(BlockQ5_1, m));
 
 /// Throws Error{malformed} naming tensor, row and block of the first scale or minimum that is Inf or NaN. Types without
 /// blocks pass. `where` names the file.

@@ -11,33 +11,64 @@
 
 namespace assay {
 
-ASSAY_NUMERICS_FN uint32_t group_u8(const std::byte* p) {
-  return (uint32_t) * reinterpret_cast<const unsigned char*>(p);
-}
-ASSAY_NUMERICS_FN uint16_t group_u16(const std::byte* p) {
+ASSAY_NUMERICS_FN uint16_t load_u16(const std::byte* p) {
   uint16_t v;
   memcpy(&v, p, 2);
   return v;
 }
+ASSAY_NUMERICS_FN uint32_t load_u32(const std::byte* p) {
+  uint32_t v;
+  memcpy(&v, p, 4);
+  return v;
+}
+ASSAY_NUMERICS_FN float load_f32(const std::byte* p) {
+  float v;
+  memcpy(&v, p, 4);
+  return v;
+}
+ASSAY_NUMERICS_FN int load_u8(const std::byte* p) {
+  return (int)*reinterpret_cast<const unsigned char*>(p);
+}
+ASSAY_NUMERICS_FN int load_i8(const std::byte* p) {
+  return (int)*reinterpret_cast<const signed char*>(p);
+}
 
+/// Scale and minimum of group g of a Q4_K or Q5_K block (formats/quant.h), 6 bits each; `scales` are the packed 12
+/// bytes.
+ASSAY_NUMERICS_FN int k_scale(const std::byte* scales, int g) {
+  return g < 4 ? load_u8(scales + g) & 63 : (load_u8(scales + g + 4) & 15) | load_u8(scales + g - 4) >> 6 << 4;
+}
+ASSAY_NUMERICS_FN int k_minimum(const std::byte* scales, int g) {
+  return g < 4 ? load_u8(scales + g + 4) & 63 : load_u8(scales + g + 4) >> 4 | load_u8(scales + g) >> 6 << 4;
+}
+/// sw and mw of group g of a Q4_K or Q5_K block: d * scale and -(dmin * minimum), exact in f32 (11 + 6 bits).
+ASSAY_NUMERICS_FN float k_group_scale(const std::byte* block, int g) {
+  return mul_f32(f32_of_f16(load_u16(block)), (float)k_scale(block + offsetof(BlockQ4_K, scales), g));
+}
+ASSAY_NUMERICS_FN float k_group_minimum(const std::byte* block, int g) {
+  const float dmin = f32_of_f16(load_u16(block + offsetof(BlockQ4_K, dmin)));
+  return -mul_f32(dmin, (float)k_minimum(block + offsetof(BlockQ4_K, scales), g));
+}
+
+/// The block that holds group g of a row.
 ASSAY_NUMERICS_FN const std::byte* group_block(WeightType t, const std::byte* row, int64_t g) {
   switch (t) {
     case WeightType::q8_0:
-      return row + g * 34;
+      return row + g * (int64_t)sizeof(BlockQ8_0);
     case WeightType::q4_0:
-      return row + g * 18;
+      return row + g * (int64_t)sizeof(BlockQ4_0);
     case WeightType::q4_1:
-      return row + g * 20;
+      return row + g * (int64_t)sizeof(BlockQ4_1);
     case WeightType::q5_0:
-      return row + g * 22;
+      return row + g * (int64_t)sizeof(BlockQ5_0);
     case WeightType::q5_1:
-      return row + g * 24;
+      return row + g * (int64_t)sizeof(BlockQ5_1);
     case WeightType::q4_k:
-      return row + g / 8 * 144;
+      return row + g / 8 * (int64_t)sizeof(BlockQ4_K);
     case WeightType::q5_k:
-      return row + g / 8 * 176;
+      return row + g / 8 * (int64_t)sizeof(BlockQ5_K);
     default:
-      return row + g / 8 * 210;  // q6_k
+      return row + g / 8 * (int64_t)sizeof(BlockQ6_K);
   }
 }
 
@@ -47,55 +78,51 @@ ASSAY_NUMERICS_FN void group_codes(WeightType t, const std::byte* row, int64_t g
   const int j = (int)(g % 8);  // K-quants: group of the block
   switch (t) {
     case WeightType::q8_0:
-      for (int i = 0; i < 32; i++) out[i] = (uint8_t)(group_u8(b + 2 + i) ^ 128u);
+      for (int i = 0; i < 32; i++) out[i] = (uint8_t)(load_u8(b + offsetof(BlockQ8_0, codes) + i) ^ 128);
       return;
     case WeightType::q4_0:
     case WeightType::q4_1: {
-      const std::byte* codes = b + (t == WeightType::q4_0 ? 2 : 4);
+      const std::byte* codes = b + (t == WeightType::q4_0 ? offsetof(BlockQ4_0, codes) : offsetof(BlockQ4_1, codes));
       for (int i = 0; i < 16; i++) {
-        const uint32_t pair = group_u8(codes + i);
-        out[i] = (uint8_t)(pair & 15u);
+        const int pair = load_u8(codes + i);
+        out[i] = (uint8_t)(pair & 15);
         out[i + 16] = (uint8_t)(pair >> 4);
       }
       return;
     }
     case WeightType::q5_0:
     case WeightType::q5_1: {
-      const std::byte* high = b + (t == WeightType::q5_0 ? 2 : 4);
+      const bool zero = t == WeightType::q5_0;
+      const uint32_t high = load_u32(b + (zero ? offsetof(BlockQ5_0, high) : offsetof(BlockQ5_1, high)));
+      const std::byte* codes = b + (zero ? offsetof(BlockQ5_0, codes) : offsetof(BlockQ5_1, codes));
       for (int i = 0; i < 16; i++) {
-        const uint32_t pair = group_u8(high + 4 + i);
-        const uint32_t bit = group_u8(high + i / 8) >> (i % 8) & 1u, bit16 = group_u8(high + 2 + i / 8) >> (i % 8) & 1u;
-        out[i] = (uint8_t)((pair & 15u) | bit << 4);
-        out[i + 16] = (uint8_t)(pair >> 4 | bit16 << 4);
+        const int pair = load_u8(codes + i);
+        out[i] = (uint8_t)((uint32_t)(pair & 15) | (high >> i & 1u) << 4);
+        out[i + 16] = (uint8_t)((uint32_t)(pair >> 4) | (high >> (i + 16) & 1u) << 4);
       }
       return;
     }
     case WeightType::q4_k:
     case WeightType::q5_k: {  // two groups share 32 bytes: the even one their low nibbles, the odd one the high
-      const std::byte* codes = b + (t == WeightType::q4_k ? 16 : 48) + 32 * (j / 2);
+      const size_t at = t == WeightType::q4_k ? offsetof(BlockQ4_K, codes) : offsetof(BlockQ5_K, codes);
+      const std::byte* codes = b + at + 32 * (j / 2);
       for (int i = 0; i < 32; i++) {
-        out[i] = (uint8_t)(group_u8(codes + i) >> (4 * (j % 2)) & 15u);
-        if (t == WeightType::q5_k) out[i] = (uint8_t)(out[i] | (group_u8(b + 16 + i) >> j & 1u) << 4);
+        out[i] = (uint8_t)(load_u8(codes + i) >> (4 * (j % 2)) & 15);
+        if (t == WeightType::q5_k)
+          out[i] = (uint8_t)(out[i] | (load_u8(b + offsetof(BlockQ5_K, high) + i) >> j & 1) << 4);
       }
       return;
     }
     default: {  // q6_k
       const int half = j / 4, quarter = j % 4;
       for (int i = 0; i < 32; i++) {
-        const uint32_t low = group_u8(b + 64 * half + 32 * (quarter % 2) + i) >> (quarter / 2 * 4) & 15u;
-        const uint32_t high = group_u8(b + 128 + 32 * half + i) >> (2 * quarter) & 3u;
+        const int low = load_u8(b + 64 * half + 32 * (quarter % 2) + i) >> (quarter / 2 * 4) & 15;
+        const int high = load_u8(b + offsetof(BlockQ6_K, high) + 32 * half + i) >> (2 * quarter) & 3;
         out[i] = (uint8_t)(low | high << 4);
       }
       return;
     }
   }
-}
-
-/// K-quants of 4 and 5 bits: the 6-bit scale (which = 0) or minimum (1) of group j of a block. `packed`: its 12 bytes.
-ASSAY_NUMERICS_FN uint32_t k_scale(const std::byte* packed, int j, int which) {
-  if (j < 4) return group_u8(packed + j + 4 * which) & 63u;
-  const uint32_t low = group_u8(packed + j + 4) >> (4 * which) & 15u;
-  return low | (group_u8(packed + j - 4 + 4 * which) >> 6) << 4;
 }
 
 /// Scales of a group: sw of elements 0-15 and 16-31 (equal but for Q6_K) and mw with the sign of the format (+0: none).
@@ -106,16 +133,16 @@ ASSAY_NUMERICS_FN GroupScales group_scales(WeightType t, const std::byte* row, i
   const std::byte* b = group_block(t, row, g);
   const int j = (int)(g % 8);
   if (t == WeightType::q6_k) {
-    const float d = f32_of_f16(group_u16(b + 208));
-    const int low = (int)(signed char)group_u8(b + 192 + 2 * j), high = (int)(signed char)group_u8(b + 193 + 2 * j);
-    return {mul_f32(d, (float)low), mul_f32(d, (float)high), 0.0f};
+    const float d = f32_of_f16(load_u16(b + offsetof(BlockQ6_K, d)));
+    const std::byte* scales = b + offsetof(BlockQ6_K, scales) + 2 * j;
+    return {mul_f32(d, (float)load_i8(scales)), mul_f32(d, (float)load_i8(scales + 1)), 0.0f};
   }
-  const float d = f32_of_f16(group_u16(b));
   if (t == WeightType::q4_k || t == WeightType::q5_k) {
-    const float scale = mul_f32(d, (float)(int)k_scale(b + 4, j, 0));
-    return {scale, scale, -mul_f32(f32_of_f16(group_u16(b + 2)), (float)(int)k_scale(b + 4, j, 1))};
+    const float scale = k_group_scale(b, j);
+    return {scale, scale, k_group_minimum(b, j)};
   }
-  return {d, d, has_minimum(t) ? f32_of_f16(group_u16(b + 2)) : 0.0f};
+  const float d = f32_of_f16(load_u16(b));
+  return {d, d, has_minimum(t) ? f32_of_f16(load_u16(b + offsetof(BlockQ4_1, m))) : 0.0f};
 }
 
 }  // namespace assay

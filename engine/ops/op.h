@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/formats/quant.h"
 #include "engine/numerics.h"
 #include "engine/ops/common/scratch.h"
+#include "engine/ops/group.h"
 #include "engine/ops/kernels.h"
 
 #ifndef ASSAY_ISA
@@ -30,56 +30,16 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratc
 void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end);
 void add(const BinaryArgs& a, int64_t begin, int64_t end);
 
-// ---- elements where they lie; nothing is assumed about alignment
-ASSAY_NUMERICS_FN uint16_t load_u16(const std::byte* p) {
-  uint16_t v;
-  memcpy(&v, p, 2);
-  return v;
-}
-ASSAY_NUMERICS_FN float load_f32(const std::byte* p) {
-  float v;
-  memcpy(&v, p, 4);
-  return v;
-}
-ASSAY_NUMERICS_FN int load_u8(const std::byte* p) {
-  return (int)*reinterpret_cast<const unsigned char*>(p);
-}
-ASSAY_NUMERICS_FN int load_i8(const std::byte* p) {
-  return (int)*reinterpret_cast<const signed char*>(p);
-}
-
+// ---- elements where they lie (group.h): nothing is assumed about alignment
 ASSAY_NUMERICS_FN float load_cached(KvType type, const std::byte* base, int64_t i) {
   if (type == KvType::f32) return load_f32(base + 4 * i);
   const uint16_t bits = load_u16(base + 2 * i);
   return type == KvType::f16 ? f32_of_f16(bits) : f32_of_bf16(bits);
 }
 
-ASSAY_NUMERICS_FN uint32_t load_u32(const std::byte* p) {
-  uint32_t v;
-  memcpy(&v, p, 4);
-  return v;
-}
-
-/// Scale and minimum of group g of a Q4_K or Q5_K block (formats/quant.h), 6 bits each; `scales` are the packed 12
-/// bytes.
-ASSAY_NUMERICS_FN int k_scale(const std::byte* scales, int g) {
-  return g < 4 ? load_u8(scales + g) & 63 : (load_u8(scales + g + 4) & 15) | load_u8(scales + g - 4) >> 6 << 4;
-}
-ASSAY_NUMERICS_FN int k_minimum(const std::byte* scales, int g) {
-  return g < 4 ? load_u8(scales + g + 4) & 63 : load_u8(scales + g + 4) >> 4 | load_u8(scales + g) >> 6 << 4;
-}
-/// sw and mw of group g of a Q4_K or Q5_K block: d * scale and -(dmin * minimum), exact in f32 (11 + 6 bits).
-ASSAY_NUMERICS_FN float k_group_scale(const std::byte* block, int g) {
-  return mul_f32(f32_of_f16(load_u16(block)), (float)k_scale(block + offsetof(BlockQ4_K, scales), g));
-}
-ASSAY_NUMERICS_FN float k_group_minimum(const std::byte* block, int g) {
-  const float dmin = f32_of_f16(load_u16(block + offsetof(BlockQ4_K, dmin)));
-  return -mul_f32(dmin, (float)k_minimum(block + offsetof(BlockQ4_K, scales), g));
-}
-
 /// Element k of a weight row, widened: the exact sw*w + mw rounded once to f32. Every product with a scale below is
-/// exact (11 bits of f16, 7 of an int8 or 6 of a scale, 5 of a code, at most 23), so only types with a minimum round, in
-/// their fma. Layouts: formats/quant.h.
+/// exact (11 bits of f16, 7 of an int8 or 6 of a scale, 5 of a code, at most 23), so only types with a minimum round,
+/// in their fma. Layouts: formats/quant.h.
 ASSAY_NUMERICS_FN float weight_at(WeightType type, const std::byte* row, int64_t k) {
   const int i = (int)(k % kQuantGroup);
   switch (type) {
@@ -90,47 +50,47 @@ ASSAY_NUMERICS_FN float weight_at(WeightType type, const std::byte* row, int64_t
     case WeightType::bf16:
       return f32_of_bf16(load_u16(row + 2 * k));
     case WeightType::q8_0: {
-      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       return mul_f32(f32_of_f16(load_u16(b)), (float)load_i8(b + offsetof(BlockQ8_0, codes) + i));
     }
     case WeightType::q4_0: {
-      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_0);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int pair = load_u8(b + offsetof(BlockQ4_0, codes) + i % 16), code = i < 16 ? pair & 15 : pair >> 4;
       return mul_f32(f32_of_f16(load_u16(b)), (float)(code - 8));
     }
     case WeightType::q4_1: {
-      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_1);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int pair = load_u8(b + offsetof(BlockQ4_1, codes) + i % 16), code = i < 16 ? pair & 15 : pair >> 4;
       return fma_f32(f32_of_f16(load_u16(b)), (float)code, f32_of_f16(load_u16(b + offsetof(BlockQ4_1, m))));
     }
     case WeightType::q5_0: {
-      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_0);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int pair = load_u8(b + offsetof(BlockQ5_0, codes) + i % 16), low = i < 16 ? pair & 15 : pair >> 4;
       const int high = (int)(load_u32(b + offsetof(BlockQ5_0, high)) >> i & 1);
       return mul_f32(f32_of_f16(load_u16(b)), (float)((low | high << 4) - 16));
     }
     case WeightType::q5_1: {
-      const std::byte* b = row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_1);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int pair = load_u8(b + offsetof(BlockQ5_1, codes) + i % 16), low = i < 16 ? pair & 15 : pair >> 4;
       const int high = (int)(load_u32(b + offsetof(BlockQ5_1, high)) >> i & 1);
       return fma_f32(f32_of_f16(load_u16(b)), (float)(low | high << 4),
                      f32_of_f16(load_u16(b + offsetof(BlockQ5_1, m))));
     }
     case WeightType::q4_k: {
-      const std::byte* b = row + k / kKElements * (int64_t)sizeof(BlockQ4_K);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int g = (int)(k % kKElements / kQuantGroup);
       const int code = load_u8(b + offsetof(BlockQ4_K, codes) + 32 * (g / 2) + i) >> (g % 2 * 4) & 15;
       return fma_f32(k_group_scale(b, g), (float)code, k_group_minimum(b, g));
     }
     case WeightType::q5_k: {
-      const std::byte* b = row + k / kKElements * (int64_t)sizeof(BlockQ5_K);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int g = (int)(k % kKElements / kQuantGroup);
       const int low = load_u8(b + offsetof(BlockQ5_K, codes) + 32 * (g / 2) + i) >> (g % 2 * 4) & 15;
       const int high = load_u8(b + offsetof(BlockQ5_K, high) + i) >> g & 1;
       return fma_f32(k_group_scale(b, g), (float)(low | high << 4), k_group_minimum(b, g));
     }
     case WeightType::q6_k: {
-      const std::byte* b = row + k / kKElements * (int64_t)sizeof(BlockQ6_K);
+      const std::byte* b = group_block(type, row, k / kQuantGroup);
       const int r = (int)(k % kKElements), half = r / 128, quarter = r % 128 / 32;
       const int low = load_u8(b + 64 * half + 32 * (quarter % 2) + i) >> (quarter / 2 * 4) & 15;
       const int high = load_u8(b + offsetof(BlockQ6_K, high) + 32 * half + i) >> (2 * quarter) & 3;

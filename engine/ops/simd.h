@@ -123,14 +123,7 @@ template <WeightType kType>
 ASSAY_V const std::byte* place_of(const std::byte* row, int64_t k) {
   if constexpr (kType == WeightType::f32) return row + 4 * k;
   if constexpr (kType == WeightType::f16 || kType == WeightType::bf16) return row + 2 * k;
-  if constexpr (kType == WeightType::q8_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ8_0);
-  if constexpr (kType == WeightType::q4_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_0);
-  if constexpr (kType == WeightType::q4_1) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ4_1);
-  if constexpr (kType == WeightType::q5_0) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_0);
-  if constexpr (kType == WeightType::q5_1) return row + k / kQuantGroup * (int64_t)sizeof(BlockQ5_1);
-  if constexpr (kType == WeightType::q4_k) return row + k / kKElements * (int64_t)sizeof(BlockQ4_K);
-  if constexpr (kType == WeightType::q5_k) return row + k / kKElements * (int64_t)sizeof(BlockQ5_K);
-  if constexpr (kType == WeightType::q6_k) return row + k / kKElements * (int64_t)sizeof(BlockQ6_K);
+  return group_block(kType, row, k / kQuantGroup);
 }
 
 /// Elements k .. k+kLanes of a widened weight row (op.h, weight_at, same bits but for the payload of a NaN); k is a

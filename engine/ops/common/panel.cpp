@@ -54,12 +54,14 @@ void put_scales(const std::byte* row, int64_t g, int64_t r, std::byte* scales) {
   const bool six = t == WeightType::q6_k;
   std::byte* out = scales + g / 8 * ((six ? 32 : 64) + 8 * 32);
   if (j == 0) {
-    std::memcpy(out + 2 * r, six ? block + 208 : block, 2);
+    std::memcpy(out + 2 * r, six ? block + offsetof(BlockQ6_K, d) : block, 2);
     if (!six) std::memcpy(out + 32 + 2 * r, block + 2, 2);
   }
   std::byte* mine = out + (six ? 32 : 64) + 32 * j + r;
-  mine[0] = six ? block[192 + 2 * j] : std::byte(k_scale(block + 4, j, 0));
-  mine[16] = six ? block[193 + 2 * j] : std::byte(k_scale(block + 4, j, 1));
+  mine[0] =
+      six ? block[offsetof(BlockQ6_K, scales) + 2 * j] : std::byte(k_scale(block + offsetof(BlockQ4_K, scales), j));
+  mine[16] = six ? block[offsetof(BlockQ6_K, scales) + 1 + 2 * j]
+                 : std::byte(k_minimum(block + offsetof(BlockQ4_K, scales), j));
 }
 
 template <WeightType t>
