@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "dumps/error.h"
+#include "dumps/safetensors.h"
 #include "dumps/text.h"
 #include "engine/formats/provenance.h"
 

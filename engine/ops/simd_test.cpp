@@ -13,12 +13,18 @@ namespace assay {
 namespace avx2 {
 extern const SimdProbe kProbe;
 }
+#if defined(ASSAY_WITHOUT_AVX512)
+const SimdProbe* simd_probe(Isa isa) {
+  return isa == Isa::avx2 ? &avx2::kProbe : nullptr;
+}
+#else
 namespace avx512 {
 extern const SimdProbe kProbe;
 }
 const SimdProbe* simd_probe(Isa isa) {
   return isa == Isa::scalar ? nullptr : isa == Isa::avx2 ? &avx2::kProbe : &avx512::kProbe;
 }
+#endif
 #elif defined(__aarch64__)
 namespace neon {
 extern const SimdProbe kProbe;

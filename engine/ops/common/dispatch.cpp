@@ -17,12 +17,14 @@ extern const Kernels kKernels;
 namespace avx2 {
 extern const Kernels kKernels;
 }
+#if !defined(ASSAY_WITHOUT_AVX512)  // a sanitized build
 namespace avx512 {
 extern const Kernels kKernels;
 }
 namespace avx512vnni {
 void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end);
 }
+#endif
 #elif defined(__aarch64__)
 namespace neon {
 extern const Kernels kKernels;
@@ -54,10 +56,12 @@ bool isa_supported(Isa isa) {
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);  // a name that clang 14's builtin does not know
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   if (isa == Isa::avx2) return avx2;
+#if !defined(ASSAY_WITHOUT_AVX512)
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (isa == Isa::avx512) return avx512;
   if (isa == Isa::avx512vnni) return avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
 #elif defined(__aarch64__)
   if (isa == Isa::neon) return true;  // part of armv8-a
 #endif
@@ -87,6 +91,7 @@ const Kernels& kernels(Isa isa) {
   }
 #if defined(__x86_64__)
   if (isa == Isa::avx2) return avx2::kKernels;
+#if !defined(ASSAY_WITHOUT_AVX512)
   if (isa == Isa::avx512) return avx512::kKernels;
   if (isa == Isa::avx512vnni) {  // integer products of its own; everything else is that of avx512
     static const Kernels vnni = [] {
@@ -97,6 +102,7 @@ const Kernels& kernels(Isa isa) {
     }();
     return vnni;
   }
+#endif
 #elif defined(__aarch64__)
   if (isa == Isa::neon) return neon::kKernels;
 #endif
