@@ -21,12 +21,19 @@ std::string_view name_of(CheckKind k);
 std::string_view name_of(Scope s);
 std::string_view name_of(Cost c);
 
+/// Which random cases kernel checks run: all of a seed, or one of them alone (what a failure names).
+struct KernelRun {
+  uint64_t seed = 20240817;
+  int64_t only = -1;   // number of the case; -1: all
+};
+
 /// What every check is told: where the repository's data lies, where it may write, and what the caller forces.
 struct CheckContext {
   std::filesystem::path root;      // holds goldens/
   std::filesystem::path work;      // a folder of this check alone; kept when it fails
   Isa isa = best_isa();
   int threads = 0;
+  KernelRun kernel;
 };
 
 /// What a check found. A run that compared less than expected has failed, whatever it found equal.

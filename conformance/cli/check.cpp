@@ -69,6 +69,7 @@ struct CheckCommand {
   Selection selection;
   std::string root, work, json, junit, isa, shard;
   int threads = 0, repeat = 1;
+  KernelRun kernel;
   bool verbose = false, until_fail = false, exact = false, this_cpu = false;
 };
 
@@ -92,6 +93,9 @@ int run(const CheckCommand& o) {
   context.root = find_root(o.root);
   context.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-" + std::to_string(getpid())) : std::filesystem::path(o.work);
   context.threads = o.threads;
+  context.kernel = o.kernel;
+  if (o.kernel.only >= 0 && (checks.size() != 1 || checks[0]->scope != Scope::kernel || checks[0]->kind != CheckKind::value))
+    throw Error(ErrorKind::usage, "--case", "is for one kernel check", "--exact --filter kernel/OP/ISA", std::to_string(checks.size()) + " checks");
   if (!o.isa.empty()) context.isa = isa_from_name(o.isa);
   if (!isa_supported(context.isa)) throw Error(ErrorKind::usage, "--isa", "this CPU lacks it", "at most " + std::string(name_of(best_isa())), o.isa);
 
@@ -176,6 +180,8 @@ void add_check(CLI::App& app, int& code) {
   c->add_option("--isa", o->isa, "instruction set of the target side (default: the best this CPU has)");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
+  c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
+  c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::NonNegativeNumber);
   c->add_option("--repeat", o->repeat, "run the selection n times")->capture_default_str();
   c->add_flag("--until-fail", o->until_fail, "stop at the first failure");
   c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");

@@ -1,8 +1,11 @@
-// What the kernel checks share. Each takes the table of kernels to judge, so that a planted one is judged the same way;
-// the scalar kernels' bytes and float64 are the two baselines.
+// Kernel scope: one entry per op, judged on any table of kernels, so that a planted one or a stranger's is judged the
+// same way. An entry generates cases, runs the scalar kernel and the target on each, and holds the target against the
+// scalar bytes and against float64 (oracle/ops.h) within a bound that is a formula (bounds.h).
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,45 +13,94 @@
 
 namespace assay {
 
-inline constexpr uint64_t kKernelSeed = 20240817;
+/// The members of Kernels in their order. kernels.cpp has one entry for each: an op without one does not compile.
+enum class KernelOp : uint8_t {
+  linear,
+  quantise,
+  quant_linear,
+  embed,
+  rms_norm,
+  head_norm,
+  rope,
+  kv_store,
+  attention,
+  silu_mul,
+  add
+};
+inline constexpr int kKernelOps = int(KernelOp::add) + 1;
+static_assert(sizeof(Kernels) == (1 + kKernelOps) * sizeof(void (*)()), "KernelOp names every member of Kernels");
+
 /// Edge widths first (DESIGN 15): around the lanes, groups and blocks of every op.
 inline constexpr int64_t kEdgeWidths[] = {1, 2, 31, 32, 33, 63, 64, 96, 160, 255, 256, 257, 288, 511, 513, 576, 1025};
 
-/// Random values of several magnitudes; `hard` mixes in zeros, denormals, huge, equal and (if allowed) non-finite ones.
-std::vector<float> kernel_values(std::mt19937_64& rng, size_t n, bool hard = false, bool non_finite = false);
+/// What a case's values are like; each was a fault somewhere. `mixed` is a bit of all but non_finite.
+enum class Values : uint8_t { normal, mixed, zeros, denormals, huge, equal, non_finite };
+inline constexpr Values kAllValues[] = {Values::normal, Values::mixed, Values::zeros,     Values::denormals,
+                                        Values::huge,   Values::equal, Values::non_finite};
+std::string_view name_of(Values v);
+/// n values: normal ones of magnitude 1; of magnitude 2^-140 (denormals) and 2^60 (huge); all the same (equal); zeros
+/// of both signs; non_finite: normal ones with an Inf or a NaN now and then, at least one.
+std::vector<float> kernel_values(std::mt19937_64& rng, size_t n, Values kind);
 /// n values that no kernel may leave: NaN.
 std::vector<float> unwritten(size_t n);
 
-/// Collects comparisons of one op on one table of kernels against the scalar bytes and against float64.
+/// Collects the comparisons of one op on one table of kernels.
 class KernelBench {
  public:
+  KernelBench(const Kernels& target, const KernelRun& run, std::string op);
+  const Kernels& target;
+  const Kernels& scalar;
   CheckOutcome out;
+
+  /// Begins the next case; false: another one is asked for. `what` names it in failures. Every case has a generator of
+  /// its own, seeded by seed, op and number, so that it runs alone as it runs among the others.
+  bool next(std::string what);
+  std::mt19937_64& rng() { return rng_; }
   /// Equal bytes, NaNs of any sign and payload being one value (they differ between machines). One comparison.
-  void bytes(const std::string& what, const std::vector<float>& scalar, const std::vector<float>& got);
-  /// |got - want| <= limit, by numbers that are finite.
-  void bound(const std::string& what, double got, double want, double limit);
+  void bytes(const char* part, std::span<const float> want, std::span<const float> got);
+  void bytes(const char* part, std::span<const std::byte> want, std::span<const std::byte> got);
+  /// |got - want| <= limit. Where NaN is wanted it must be one, where Inf is, no finite value will do. An infinite
+  /// limit (bounds.h): a finite value is judged by bytes alone.
+  void bound(double got, double want, double limit, int64_t row = -1, int64_t column = -1);
+  /// Every element of a [rows, columns] result; `limit(row, column)`.
+  template <class Want, class Limit>
+  void bounds(std::span<const float> got, int64_t rows, int64_t columns, Want&& want, Limit&& limit) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t c = 0; c < columns; c++) bound(double(got[size_t(r * columns + c)]), want(r, c), limit(r, c), r, c);
+  }
+  void fail(const std::string& line);
   CheckOutcome take();
 
  private:
+  const KernelRun run_;
+  const std::string op_;
+  std::mt19937_64 rng_;
+  std::string what_;
+  int64_t case_ = -1, ran_ = 0, bounded_ = 0;
   double worst_share_ = 0;
   std::string worst_;
 };
 
-/// One entry of the room: an op, its least number of comparisons, and the check of a table's kernels for it.
 struct KernelCheck {
-  const char* op;
-  int64_t expected;
-  CheckOutcome (*run)(const Kernels& target);
+  KernelOp member;
+  const char* op;     // "linear", as in check ids
+  int64_t expected;   // comparisons at least
+  const char* bound;  // the formula, in words
+  void (*cases)(KernelBench&);
+  CheckOutcome run(const Kernels& target, const KernelRun& run = {}) const;
 };
-const std::vector<KernelCheck>& kernel_checks();
+std::span<const KernelCheck> kernel_checks();
 
-CheckOutcome check_linear(const Kernels& target);        // linear.cpp
-CheckOutcome check_quantise(const Kernels& target);      // quantise.cpp
-CheckOutcome check_quant_linear(const Kernels& target);  // quant_linear.cpp
-CheckOutcome check_rms_norm(const Kernels& target);      // norm.cpp
-CheckOutcome check_head_norm(const Kernels& target);
-CheckOutcome check_rope(const Kernels& target);       // rope.cpp
-CheckOutcome check_attention(const Kernels& target);  // attention.cpp
-CheckOutcome check_pointwise(const Kernels& target);  // pointwise.cpp
+void linear_cases(KernelBench& b);        // linear.cpp
+void quantise_cases(KernelBench& b);      // quantise.cpp
+void quant_linear_cases(KernelBench& b);  // quant_linear.cpp
+void embed_cases(KernelBench& b);         // embed.cpp
+void rms_norm_cases(KernelBench& b);      // norm.cpp
+void head_norm_cases(KernelBench& b);
+void rope_cases(KernelBench& b);      // rope.cpp
+void kv_store_cases(KernelBench& b);  // attention.cpp
+void attention_cases(KernelBench& b);
+void silu_mul_cases(KernelBench& b);  // pointwise.cpp
+void add_cases(KernelBench& b);
 
 }  // namespace assay

@@ -1,5 +1,3 @@
-// Kernel scope: every op run directly, on every instruction set, over edge shapes and hard values: the same bytes as
-// the scalar form, and within the bound of NUMERICS "Bounds" from the same sum in float64.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,39 +5,73 @@
 #include <limits>
 
 #include "conformance/kernel/kernel_check.h"
+#include "dumps/error.h"
 
 namespace assay {
+namespace {
 
-std::vector<float> kernel_values(std::mt19937_64& rng, size_t n, bool hard, bool non_finite) {
+/// One entry per member of Kernels, in their order.
+constexpr KernelCheck kTable[] = {
+    {KernelOp::linear, "linear", 340, "2^-24 (ceil(K/256) + 9) sum|w x|, a bias and denormals aside", linear_cases},
+    {KernelOp::quantise, "quantise", 200, "0.501 (s16) or 0.50001 (s8) of the group's scale; codes are the rule's",
+     quantise_cases},
+    {KernelOp::quant_linear, "quant_linear", 1000, "sum h |w| + 2^-24 (m ceil(G/8) + 6) sum s (|sw f| + |mw sum q|)",
+     quant_linear_cases},
+    {KernelOp::embed, "embed", 150, "one rounding of the exact widened weight", embed_cases},
+    {KernelOp::rms_norm, "rms_norm", 119, "2^-24 ((ceil(K/256) + 9)/2 + 6) |y|", rms_norm_cases},
+    {KernelOp::head_norm, "head_norm", 238, "2^-24 ((ceil(K/32) + 9)/2 + 6) |y|", head_norm_cases},
+    {KernelOp::rope, "rope", 100, "(3 2^-24 + 2^-48 angle) (|x0| + |x1|)", rope_cases},
+    {KernelOp::kv_store, "kv_store", 100, "none: the value rounded to the cache's type", kv_store_cases},
+    {KernelOp::attention, "attention", 168,
+     "errors of the scores, as relative ones of their exp, twice, and of two sums", attention_cases},
+    {KernelOp::silu_mul, "silu_mul", 119, "6 2^-24 |y|", silu_mul_cases},
+    {KernelOp::add, "add", 119, "2^-24 |y|", add_cases},
+};
+constexpr bool in_order() {
+  for (int i = 0; i < kKernelOps; i++)
+    if (int(kTable[i].member) != i) return false;
+  return true;
+}
+static_assert(std::size(kTable) == kKernelOps && in_order(), "every op of the kernel table has an entry here");
+
+}  // namespace
+
+std::span<const KernelCheck> kernel_checks() {
+  return kTable;
+}
+
+std::string_view name_of(Values v) {
+  constexpr std::string_view kNames[] = {"normal", "mixed", "zeros", "denormals", "huge", "equal", "non-finite"};
+  return kNames[size_t(v)];
+}
+
+std::vector<float> kernel_values(std::mt19937_64& rng, size_t n, Values kind) {
   std::normal_distribution<float> normal;
   std::vector<float> v(n);
+  const float same = normal(rng);
   for (float& x : v) {
-    x = normal(rng);
-    if (!hard) continue;
-    switch (rng() % 12) {
-      case 0:
-        x = 0.0f;
+    const Values of = kind == Values::mixed && rng() % 2 ? kAllValues[2 + rng() % 4] : kind;
+    switch (of) {
+      case Values::zeros:
+        x = rng() % 2 ? 0.0f : -0.0f;
         break;
-      case 1:
-        x = -0.0f;
+      case Values::denormals:
+        x = std::ldexp(normal(rng), -140);
         break;
-      case 2:
-        x = std::ldexp(x, -140);
+      case Values::huge:
+        x = std::ldexp(normal(rng), 60);
         break;
-      case 3:
-        x = std::ldexp(x, 60);
-        break;
-      case 4:
-        x = 1.0f;
-        break;
-      case 5:
-        if (non_finite && rng() % 40 == 0)
-          x = rng() % 2 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+      case Values::equal:
+        x = same;
         break;
       default:
-        break;
+        x = normal(rng);
     }
   }
+  if (kind == Values::non_finite && n > 0)
+    for (size_t i = 0; i <= n / 200; i++)
+      v[rng() % n] = rng() % 2 ? std::numeric_limits<float>::quiet_NaN()
+                               : std::copysign(std::numeric_limits<float>::infinity(), rng() % 2 ? 1.0f : -1.0f);
   return v;
 }
 
@@ -47,43 +79,78 @@ std::vector<float> unwritten(size_t n) {
   return std::vector<float>(n, std::numeric_limits<float>::quiet_NaN());
 }
 
-void KernelBench::bytes(const std::string& what, const std::vector<float>& scalar, const std::vector<float>& got) {
+KernelBench::KernelBench(const Kernels& t, const KernelRun& run, std::string op)
+    : target(t), scalar(kernels(Isa::scalar)), run_(run), op_(std::move(op)) {}
+
+bool KernelBench::next(std::string what) {
+  case_++;
+  if (run_.only >= 0 && run_.only != case_) return false;
+  std::seed_seq seed{uint32_t(run_.seed), uint32_t(run_.seed >> 32), uint32_t(case_), uint32_t(op_.size()),
+                     uint32_t(op_[0])};
+  rng_.seed(seed);
+  what_ = std::move(what);
+  ran_++;
+  return true;
+}
+
+void KernelBench::fail(const std::string& line) {
+  out.fail(fmt::format("{}: {} [case {}]", what_, line, case_));
+}
+
+void KernelBench::bytes(const char* part, std::span<const float> want, std::span<const float> got) {
   out.compared++;
-  for (size_t i = 0; i < scalar.size(); i++) {
-    if (std::isnan(scalar[i]) && std::isnan(got[i])) continue;
-    if (std::memcmp(&scalar[i], &got[i], sizeof(float)) == 0) continue;
-    out.fail(fmt::format("{}: element {}: {:a}, scalar {:a}", what, i, got[i], scalar[i]));
+  for (size_t i = 0; i < want.size(); i++) {
+    if (std::isnan(want[i]) && std::isnan(got[i])) continue;
+    if (std::memcmp(&want[i], &got[i], sizeof(float)) == 0) continue;
+    fail(fmt::format("{} {}: {:a}, scalar {:a}", part, i, got[i], want[i]));
     return;
   }
 }
 
-void KernelBench::bound(const std::string& what, double got, double want, double limit) {
-  const double share = limit > 0 ? std::fabs(got - want) / limit : got == want ? 0 : INFINITY;
-  if (std::isfinite(share) && share > worst_share_) {
-    worst_share_ = share;
-    worst_ = what;
+void KernelBench::bytes(const char* part, std::span<const std::byte> want, std::span<const std::byte> got) {
+  out.compared++;
+  for (size_t i = 0; i < want.size(); i++)
+    if (want[i] != got[i]) {
+      fail(fmt::format("{}, byte {}: {:#04x}, scalar {:#04x}", part, i, unsigned(got[i]), unsigned(want[i])));
+      return;
+    }
+}
+
+void KernelBench::bound(double got, double want, double limit, int64_t row, int64_t column) {
+  // A NaN or Inf among the operands comes through, whatever the bound; a finite sum may overflow where the bound is
+  // Inf.
+  if (std::isfinite(want) && std::isinf(limit)) return;
+  bounded_++;
+  const bool as_wanted = std::isnan(want) ? std::isnan(got) : std::isinf(want) ? !std::isfinite(got) : want == got;
+  const double share = as_wanted ? 0 : limit > 0 && std::isfinite(want) ? std::fabs(got - want) / limit : INFINITY;
+  if (share <= 1) {
+    if (share > worst_share_) {
+      worst_share_ = share;
+      worst_ = fmt::format("case {}: {}", case_, what_);
+    }
+    return;
   }
-  if (!(share <= 1))
-    out.fail(fmt::format("{}: {:.9g}, float64 {:.9g}: {:.2f} times its bound", what, got, want, share));
+  const std::string at = row < 0 ? "" : fmt::format("row {}, column {}: ", row, column);
+  fail(fmt::format("{}{:.9g}, float64 {:.9g}: {:.3g} times its bound", at, got, want, share));
 }
 
 CheckOutcome KernelBench::take() {
-  out.notes.push_back(fmt::format("seed {}; {:.0f}% of the bound used ({})", kKernelSeed, 100 * worst_share_, worst_));
+  if (run_.only >= 0 && ran_ == 0)
+    throw Error(ErrorKind::usage, "--case", "there is no such case of " + op_, fmt::format("0 to {}", case_),
+                std::to_string(run_.only));
+  out.notes.push_back(fmt::format("seed {}, {} cases; {:.0f}% of the bound used by the worst of {} values ({})",
+                                  run_.seed, ran_, 100 * worst_share_, bounded_,
+                                  worst_.empty() ? "all exact" : worst_));
+  if (out.failed != 0)
+    out.notes.push_back(fmt::format("one case alone: assay check --exact --filter kernel/{}/{} --seed {} --case N", op_,
+                                    name_of(target.isa), run_.seed));
   return std::move(out);
 }
 
-const std::vector<KernelCheck>& kernel_checks() {
-  static const std::vector<KernelCheck> all = {
-      {"linear", 340, check_linear},
-      {"quantise", 200, check_quantise},
-      {"quant_linear", 1000, check_quant_linear},
-      {"rms_norm", 34, check_rms_norm},
-      {"head_norm", 68, check_head_norm},
-      {"rope", 15, check_rope},
-      {"kv_store+attention", 336, check_attention},
-      {"silu_mul+add", 68, check_pointwise},
-  };
-  return all;
+CheckOutcome KernelCheck::run(const Kernels& target, const KernelRun& run) const {
+  KernelBench b(target, run, op);
+  cases(b);
+  return b.take();
 }
 
 void add_kernel_checks(std::vector<Check>& out) {
@@ -95,12 +162,12 @@ void add_kernel_checks(std::vector<Check>& out) {
       k.scope = Scope::kernel;
       k.isa = isa;
       k.family = "-";
-      k.baseline = "scalar bytes; float64 within the computed bound";
+      k.baseline = fmt::format("scalar bytes; float64 within {}", e.bound);
       k.target = fmt::format("the {} kernel", name_of(isa));
       k.expected = e.expected;
-      k.run = [&e, isa](const CheckContext&) {
+      k.run = [&e, isa](const CheckContext& c) {
         CheckOutcome o;
-        if (isa_supported(isa)) return e.run(kernels(isa));
+        if (isa_supported(isa)) return e.run(kernels(isa), c.kernel);
         o.not_run = fmt::format("this CPU or build lacks {}", name_of(isa));
         return o;
       };

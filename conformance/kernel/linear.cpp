@@ -1,50 +1,61 @@
-// Kernel scope: linear with float weights.
+// Kernel scope: linear with float weights. Quantised ones widened (--activations f32) are in quant_linear.cpp.
 #include <fmt/format.h>
 
 #include <cmath>
 
+#include "conformance/kernel/bounds.h"
 #include "conformance/kernel/kernel_check.h"
+#include "conformance/kernel/matrices.h"
 
 namespace assay {
+namespace {
 
-CheckOutcome check_linear(const Kernels& target) {
-  KernelBench b;
-  std::mt19937_64 rng(kKernelSeed);
-  for (int64_t k : kEdgeWidths)
-    for (int64_t n : {1, 5, 16, 19})
+struct Shape {
+  WeightType type;
+  int64_t columns, rows, tokens;
+  Values values;
+};
+
+void run(KernelBench& b, const Shape& s) {
+  const StoredMatrix w = stored_matrix(b.rng(), s.type, s.rows, s.columns, s.values);
+  const std::vector<float> x = kernel_values(b.rng(), size_t(s.tokens * s.columns), s.values),
+                           bias = kernel_values(b.rng(), size_t(s.rows), Values::normal);
+  const bool biased = b.rng()() % 2;
+  LinearArgs a{w.matrix, biased ? bias.data() : nullptr, x.data(), nullptr, s.tokens};
+  std::vector<float> scalar = unwritten(size_t(s.tokens * s.rows)), got = scalar;
+  a.y = scalar.data();
+  b.scalar.linear(a, 0, s.rows);
+  a.y = got.data();
+  const auto cut = int64_t(b.rng()() % uint64_t(s.rows + 1));  // any cut of the items
+  b.target.linear(a, 0, cut);
+  b.target.linear(a, cut, s.rows);
+  b.bytes("element", scalar, got);
+
+  const oracle::Matrix64 x64 = widened(x, s.tokens);
+  const oracle::WeightRows rows = oracle::rows_of(w.wide);
+  const oracle::Matrix64 want = oracle::linear(x64, rows, biased ? wide(bias) : std::vector<double>{}, 1),
+                         magnitude = oracle::linear_magnitude(x64, rows, 1);
+  b.bounds(
+      got, s.tokens, s.rows, [&](int64_t r, int64_t c) { return want.at(r, c); },
+      [&](int64_t r, int64_t c) {
+        return bounds::sum(s.columns, magnitude.at(r, c), biased ? std::fabs(want.at(r, c)) : 0);
+      });
+}
+
+}  // namespace
+
+void linear_cases(KernelBench& b) {
+  int turn = 0;
+  for (int64_t columns : kEdgeWidths)
+    for (int64_t rows : {1, 5, 16, 19})
       for (int64_t tokens : {1, 2, 3, 7, 33}) {
-        const bool hard = rng() % 3 == 0;
-        const std::vector<float> w = kernel_values(rng, n * k, hard), x = kernel_values(rng, tokens * k, hard, hard),
-                                 bias = kernel_values(rng, n);
-        const LinearArgs args{{WeightType::f32, n, k, reinterpret_cast<const std::byte*>(w.data())},
-                              rng() % 2 ? bias.data() : nullptr,
-                              x.data(),
-                              nullptr,
-                              tokens};
-        std::vector<float> scalar = unwritten(tokens * n), got = unwritten(tokens * n);
-        LinearArgs a = args;
-        a.y = scalar.data();
-        kernels(Isa::scalar).linear(a, 0, n);
-        a.y = got.data();
-        const int64_t cut = int64_t(rng() % (n + 1));  // any cut of the items
-        target.linear(a, 0, cut);
-        target.linear(a, cut, n);
-        const std::string what = fmt::format("k {} n {} tokens {}{}", k, n, tokens, hard ? " hard" : "");
-        b.bytes(what, scalar, got);
-        if (hard) continue;
-        for (int64_t t = 0; t < tokens; t++)
-          for (int64_t r = 0; r < n; r++) {
-            double sum = 0, magnitude = 0;
-            for (int64_t i = 0; i < k; i++) {
-              sum += double(w[r * k + i]) * x[t * k + i];
-              magnitude += std::fabs(double(w[r * k + i]) * x[t * k + i]);
-            }
-            if (args.bias) sum += bias[r];
-            const double e = std::ldexp(double(k + 9), -149) + (args.bias ? std::ldexp(std::fabs(sum), -24) : 0);
-            b.bound(what, got[t * n + r], sum, std::ldexp(double((k + 255) / 256 + 9) * magnitude, -24) + e);
-          }
+        constexpr WeightType kTypes[] = {WeightType::f32, WeightType::f16, WeightType::bf16};
+        const Shape s{kTypes[turn % 3], columns, rows, tokens, kAllValues[turn % int(std::size(kAllValues))]};
+        turn++;
+        if (b.next(
+                fmt::format("{} k {} n {} tokens {}, {}", name_of(s.type), columns, rows, tokens, name_of(s.values))))
+          run(b, s);
       }
-  return b.take();
 }
 
 }  // namespace assay

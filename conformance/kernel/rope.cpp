@@ -1,45 +1,60 @@
-// Kernel scope: RoPE.
+// Kernel scope: RoPE, whole and partial, plain and with llama3's scaling.
 #include <fmt/format.h>
 
-#include <cmath>
-
+#include "conformance/kernel/bounds.h"
 #include "conformance/kernel/kernel_check.h"
+#include "conformance/kernel/matrices.h"
 #include "engine/ops/common/rope_table.h"
 
 namespace assay {
+namespace {
 
-CheckOutcome check_rope(const Kernels& target) {
-  KernelBench b;
-  std::mt19937_64 rng(kKernelSeed + 2);
+constexpr int64_t kRows = 6, kPositions[kRows] = {0, 1, 17, 256, 599, 4095};
+
+void run(KernelBench& b, int64_t head_dim, const RopeConfig& config, const RopeTable& table, Values kind) {
+  const int64_t rotary = config.rotary, *positions = kPositions;
+  const int64_t heads = 3, columns = heads * head_dim;
+  const std::vector<float> x = kernel_values(b.rng(), size_t(kRows * columns), kind);
+  std::vector<float> scalar = unwritten(x.size()), got = scalar;
+  RopeArgs a{x.data(), scalar.data(), positions, table.cos.data(), table.sin.data(), heads, head_dim, rotary};
+  b.scalar.rope(a, 0, kRows);
+  a.y = got.data();
+  b.target.rope(a, 0, 2);
+  b.target.rope(a, 2, kRows);
+  b.bytes("element", scalar, got);
+  const oracle::Matrix64 x64 = widened(x, kRows), want = oracle::rope(x64, heads, head_dim, kPositions, config);
+  const std::vector<double> frequencies = oracle::rope_frequencies(config);
+  b.bounds(
+      got, kRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
+      [&](int64_t r, int64_t c) {
+        const int64_t j = c % head_dim, half = rotary / 2, first = c - j;
+        if (j >= rotary) return 0.0;  // unchanged
+        const int64_t pair = j % half;
+        return bounds::rope(x64.at(r, first + pair), x64.at(r, first + pair + half),
+                            double(positions[r]) * frequencies[size_t(pair)]);
+      });
+}
+
+}  // namespace
+
+void rope_cases(KernelBench& b) {
   for (int64_t d : {2, 8, 16, 40, 64, 96, 128, 256})
-    for (int64_t rotary : {d, d / 2 / 2 * 2}) {
-      if (rotary < 2) continue;
-      RopeConfig config;
-      config.rotary = rotary;
-      const RopeTable table = make_rope_table(config, 600);
-      const int64_t heads = 3, rows = 5, columns = heads * d;
-      const int64_t positions[rows] = {0, 1, 17, 256, 599};
-      const std::vector<float> x = kernel_values(rng, rows * columns);
-      std::vector<float> scalar = unwritten(rows * columns), got = unwritten(rows * columns);
-      RopeArgs a{x.data(), scalar.data(), positions, table.cos.data(), table.sin.data(), heads, d, rotary};
-      kernels(Isa::scalar).rope(a, 0, rows);
-      a.y = got.data();
-      target.rope(a, 0, rows);
-      const std::string what = fmt::format("head_dim {} rotary {}", d, rotary);
-      b.bytes(what, scalar, got);
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = 0; h < heads; h++)
-          for (int64_t j = 0; j < rotary / 2; j++) {
-            const double angle = double(positions[r]) * std::pow(config.theta, -2.0 * double(j) / double(rotary));
-            const double x0 = x[r * columns + h * d + j], x1 = x[r * columns + h * d + j + rotary / 2];
-            // cos and sin are rounded once (2^-24 each, and the angle's own 2^-50 * angle), a product and an fma.
-            const double limit = (std::fabs(x0) + std::fabs(x1)) * (std::ldexp(3.0, -24) + std::ldexp(angle, -48));
-            b.bound(what, got[r * columns + h * d + j], x0 * std::cos(angle) - x1 * std::sin(angle), limit);
-            b.bound(what, got[r * columns + h * d + j + rotary / 2], x1 * std::cos(angle) + x0 * std::sin(angle),
-                    limit);
-          }
-    }
-  return b.take();
+    for (int64_t rotary : {d, d / 4 * 2})
+      for (bool llama3 : {false, true}) {
+        if (rotary < 2) continue;
+        RopeConfig config;
+        config.rotary = rotary;
+        config.theta = llama3 ? 500000.0 : 10000.0;
+        config.llama3 = llama3;
+        if (llama3) config.factor = 8;
+        RopeTable table;  // made for the first case that runs
+        for (Values kind : {Values::normal, Values::mixed, Values::denormals, Values::huge, Values::non_finite}) {
+          if (!b.next(fmt::format("head_dim {} rotary {}{}, {}", d, rotary, llama3 ? " llama3" : "", name_of(kind))))
+            continue;
+          if (table.context == 0) table = make_rope_table(config, kPositions[kRows - 1] + 1);
+          run(b, d, config, table, kind);
+        }
+      }
 }
 
 }  // namespace assay
