@@ -204,9 +204,12 @@ class DumpWriter:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink()
 
-    def prompt(self, index, ids, greedy_ids=None):
-        """Declares a prompt: its ids go into the manifest and, as I64, into tensors."""
+    def prompt(self, index, ids, greedy_ids=None, fed_ids=None):
+        """Declares a prompt: its ids go into the manifest and, as I64, into tensors. fed_ids: what the decode passes consumed,
+        where that is not greedy_ids."""
         block = {"name": f"prompt{index}", "ids": [int(i) for i in ids]}
+        if fed_ids is not None:
+            block["fed_ids"] = [int(i) for i in fed_ids]
         self.write(f"prompt{index}/ids", np.asarray(ids, dtype=np.int64), role="ids")
         if greedy_ids is not None:
             block["greedy_ids"] = [int(i) for i in greedy_ids]
