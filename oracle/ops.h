@@ -49,7 +49,7 @@ void widen(WeightType type, const std::byte* data, int64_t n, double* out);
 Matrix64 embed(const WeightRows& table, std::span<const int32_t> ids);
 
 /// y[t, n] = sum_k x[t, k] * w[n, k] (+ bias[n]). x [T, K], w [N, K], bias [N] or empty. Each sum runs over k in order,
-/// in blocks of 512 whose sums are added. `threads` 0: all cores.
+/// in blocks of 256 whose sums are added. `threads` 0: all cores.
 Matrix64 linear(const Matrix64& x, const WeightRows& w, std::span<const double> bias = {}, int threads = 0);
 Matrix64 linear(const Matrix64& x, const Matrix64& w, std::span<const double> bias = {}, int threads = 0);
 /// sum_k |x[t, k] * w[n, k]|: what rounding bounds of linear are made of (engine/NUMERICS.md "Bounds").
