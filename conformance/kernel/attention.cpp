@@ -55,10 +55,11 @@ void run_store(KernelBench& b, KvType type, int64_t head_dim, int64_t rows, Valu
   const int64_t columns = kKvHeads * head_dim, context = rows + 3;
   std::vector<float> k = kernel_values(b.rng(), size_t(rows * columns), kind),
                      v = kernel_values(b.rng(), size_t(rows * columns), kind);
-  if (kind == Values::equal)  // ties of both rounded types, and the edges of binary16
+  if (kind == Values::equal)  // ties of both rounded types, and the edges of binary16, an Inf beside one that overflows
     for (size_t i = 0; i < k.size(); i++) {
       constexpr float kEdges[] = {0x1.002p0f, 0x1.006p0f, 0x1.01p0f, 0x1.03p0f, 65504.0f,
-                                  65519.0f,   -65504.0f,  0x1p-24f,  0x1p-25f,  0x1.8p-25f};
+                                  65519.0f,   -65504.0f,  0x1p-24f,  0x1p-25f,  0x1.8p-25f,
+                                  65520.0f,   std::numeric_limits<float>::infinity()};
       k[i] = kEdges[i % std::size(kEdges)];
     }
   Cache want(type, context, head_dim), got(type, context, head_dim);

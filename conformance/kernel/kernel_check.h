@@ -33,6 +33,9 @@ static_assert(sizeof(Kernels) == (1 + kKernelOps) * sizeof(void (*)()), "KernelO
 /// Edge widths first (DESIGN 15): around the lanes, groups and blocks of every op.
 inline constexpr int64_t kEdgeWidths[] = {1, 2, 31, 32, 33, 63, 64, 96, 160, 255, 256, 257, 288, 511, 513, 576, 1025};
 
+/// Kernels that cut work into blocks cut these differently.
+inline constexpr int64_t kRealWidths[] = {2048, 8192};
+
 /// What a case's values are like; each was a fault somewhere. `mixed` is a bit of all but non_finite.
 enum class Values : uint8_t { normal, mixed, zeros, denormals, huge, equal, non_finite };
 inline constexpr Values kAllValues[] = {Values::normal, Values::mixed, Values::zeros,     Values::denormals,

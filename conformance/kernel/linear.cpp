@@ -45,17 +45,21 @@ void run(KernelBench& b, const Shape& s) {
 }  // namespace
 
 void linear_cases(KernelBench& b) {
+  constexpr WeightType kTypes[] = {WeightType::f32, WeightType::f16, WeightType::bf16};
+  const auto one = [&](const Shape& s) {
+    if (b.next(
+            fmt::format("{} k {} n {} tokens {}, {}", name_of(s.type), s.columns, s.rows, s.tokens, name_of(s.values))))
+      run(b, s);
+  };
   int turn = 0;
   for (int64_t columns : kEdgeWidths)
     for (int64_t rows : {1, 5, 16, 19})
       for (int64_t tokens : {1, 2, 3, 7, 33}) {
-        constexpr WeightType kTypes[] = {WeightType::f32, WeightType::f16, WeightType::bf16};
-        const Shape s{kTypes[turn % 3], columns, rows, tokens, kAllValues[turn % int(std::size(kAllValues))]};
+        one({kTypes[turn % 3], columns, rows, tokens, kAllValues[turn % int(std::size(kAllValues))]});
         turn++;
-        if (b.next(
-                fmt::format("{} k {} n {} tokens {}, {}", name_of(s.type), columns, rows, tokens, name_of(s.values))))
-          run(b, s);
       }
+  for (WeightType type : kTypes)  // widths of real models: fewer tokens fit into a block
+    for (int64_t columns : kRealWidths) one({type, columns, 3, 27, Values::normal});
 }
 
 }  // namespace assay

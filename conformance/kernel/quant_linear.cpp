@@ -81,25 +81,24 @@ void check_shape(KernelBench& b, const Shape& s) {
 
 void quant_linear_cases(KernelBench& b) {
   constexpr Values kWeights[] = {Values::normal, Values::equal, Values::denormals, Values::mixed};
+  const auto one = [&](const Shape& s) {
+    if (b.next(fmt::format("{} {}, {} rows of {} groups, {} tokens, weights {}, x {}", name_of(s.type), name_of(s.kind),
+                           s.rows, s.groups, s.tokens, name_of(s.weights), name_of(s.values))))
+      check_shape(b, s);
+  };
   int turn = 0;
   for (WeightType type : kTypes)
-    for (Activations kind : {Activations::s16, Activations::s8, Activations::f32})
+    for (Activations kind : {Activations::s16, Activations::s8, Activations::f32}) {
       for (int64_t groups : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 40}) {
         if (groups * 32 % block_elements(type) != 0) continue;
         for (int64_t tokens : {1, 2, 3, 4, 5, 9, 35}) {
-          const Shape s{type,
-                        kind,
-                        1 + int64_t(turn * 7 % 40),
-                        groups,
-                        tokens,
-                        kWeights[turn % 4],
-                        kAllValues[turn % int(std::size(kAllValues))]};
+          one({type, kind, 1 + int64_t(turn * 7 % 40), groups, tokens, kWeights[turn % 4],
+               kAllValues[turn % int(std::size(kAllValues))]});
           turn++;
-          if (b.next(fmt::format("{} {}, {} rows of {} groups, {} tokens, weights {}, x {}", name_of(type),
-                                 name_of(kind), s.rows, groups, tokens, name_of(s.weights), name_of(s.values))))
-            check_shape(b, s);
         }
       }
+      for (int64_t columns : kRealWidths) one({type, kind, 3, columns / 32, 27, Values::normal, Values::normal});
+    }
 }
 
 }  // namespace assay
