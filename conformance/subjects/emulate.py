@@ -6,10 +6,9 @@
     emulate.py tp2  goldens/official/trained-engine --out DIR [--fault one-rank]    two tensor-parallel ranks, float32
     emulate.py --list [CASE]                                                        the faults, as JSON lines
 
-Beside DIR it writes DIR.map, the map that brings the dump to our names (single.map or tp2.map with the model's sizes). The
-ids of decode passes are the case's greedy ids, so that every pass can be compared. Exit 2: usage; 3: the fault changed no
-byte of this case (not planted).
-"""
+Beside DIR it writes DIR.map, the map that brings the dump to our names (single.map or tp2.map with the model's
+sizes). The ids of decode passes are the case's greedy ids, so that every pass can be compared. Exit 2: usage; 3: the
+fault changed no byte of this case (not planted)."""
 
 import argparse
 import json
@@ -21,23 +20,52 @@ from pathlib import Path
 import numpy as np
 from faults import VALUE_FAULTS, applies
 from forward import Dense, run  # puts dumps/python on the path
-from parallel import PAGE, PARALLEL_FAULTS, RANKS, TwoRanks, block_table, padded_batch, paged_cache, rank_buffers, rows_table
+from parallel import (
+    PAGE,
+    PARALLEL_FAULTS,
+    RANKS,
+    TwoRanks,
+    block_table,
+    padded_batch,
+    paged_cache,
+    rank_buffers,
+    rows_table,
+)
 
 from assay_dump import Dump, DumpError, DumpWriter
 
 HERE = Path(__file__).resolve().parent
 # What these do to buffers and tables that were computed right: name -> (row, place, words).
 BUFFER_FAULTS = {
-    "pages-exchanged": ("E3", "state/after_prefill/layer.0/k", "two pages of the last prompt's block table are exchanged"),
+    "pages-exchanged": (
+        "E3",
+        "state/after_prefill/layer.0/k",
+        "two pages of the last prompt's block table are exchanged",
+    ),
     "padding-as-token": ("E4", "rows", "the rows table calls one padding row a token"),
-    "replica-drift": (None, "prefill/layer.1/ffn_norm", "rank 1 holds another value than rank 0 in a replicated buffer"),
-    "slot-unwritten": (None, "state/after_prefill/layer.{last}/v", "the last position's slot of the last layer was never written"),
+    "replica-drift": (
+        None,
+        "prefill/layer.1/ffn_norm",
+        "rank 1 holds another value than rank 0 in a replicated buffer",
+    ),
+    "slot-unwritten": (
+        None,
+        "state/after_prefill/layer.{last}/v",
+        "the last position's slot of the last layer was never written",
+    ),
 }
 SINGLE_NAMES = {  # ours -> theirs, where one tensor becomes one
-    "attn_norm": "input_layernorm", "q_rope": "self_attn.rotary_q", "k_rope": "self_attn.rotary_k", "attn_context": "self_attn.attn",
-    "o_proj": "self_attn.o_proj", "attn_residual": "residual", "ffn_norm": "post_attention_layernorm", "ffn_act": "mlp.act",
-    "down_proj": "mlp.down_proj", "ffn_residual": "output",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "q_rope": "self_attn.rotary_q",
+    "k_rope": "self_attn.rotary_k",
+    "attn_context": "self_attn.attn",
+    "o_proj": "self_attn.o_proj",
+    "attn_residual": "residual",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_act": "mlp.act",
+    "down_proj": "mlp.down_proj",
+    "ffn_residual": "output",
+}
 
 
 class Case:
@@ -128,15 +156,20 @@ def engine_of(subject, fault, model):
 
 def options_of(engine):
     """What an engine says of itself; eps as the float32 that it computes with."""
-    return {"rms_eps": float(np.float32(engine.eps)), "tied": engine.c.tied,
-            "rope": {"theta": engine.theta, "rotary": engine.c.head_dim, "type": "default"}}  # fmt: skip
+    return {
+        "rms_eps": float(np.float32(engine.eps)),
+        "tied": engine.c.tied,
+        "rope": {"theta": engine.theta, "rotary": engine.c.head_dim, "type": "default"},
+    }
 
 
 def write_dump(subject, case, out, fault=None, replace=False):
     engine = engine_of(subject, fault, case.model)
     if not applies(engine):
         raise SystemExit(f"{fault}: does not apply to {case.name}: {type(engine).__doc__.strip()}")
-    with DumpWriter(out, replace=replace, engine={"name": f"emulated-{subject}", "version": "1"}, options=options_of(engine)) as dump:
+    with DumpWriter(
+        out, replace=replace, engine={"name": f"emulated-{subject}", "version": "1"}, options=options_of(engine)
+    ) as dump:
         if subject == "tp2":
             write_parallel(engine, case, dump, fault)
         else:
@@ -148,7 +181,11 @@ def write_map(subject, engine, path):
     """The subject's map with this model's sizes."""
     text = (HERE / ("tp2.map" if subject == "tp2" else "single.map")).read_text()
     ranks = RANKS if subject == "tp2" else 1
-    for name, size in (("heads", engine.c.heads // ranks), ("kv", engine.c.kv_heads // ranks), ("all_kv", engine.c.kv_heads)):
+    for name, size in (
+        ("heads", engine.c.heads // ranks),
+        ("kv", engine.c.kv_heads // ranks),
+        ("all_kv", engine.c.kv_heads),
+    ):
         text = re.sub(rf"(?m)^let {name} = \d+", f"let {name} = {size}", text)
     Path(path).write_text(text)
 
@@ -192,9 +229,13 @@ def main():
     ap.add_argument("case", nargs="?", type=Path, help="folder of an official case of llama, qwen2 or qwen3")
     ap.add_argument("--out", type=Path, metavar="DIR", help="the dump; its map becomes DIR.map")
     ap.add_argument("--fault", metavar="NAME", help="one of --list")
-    ap.add_argument("--decode", type=int, metavar="N", help="decode passes (default: as many as the case captures in full)")
+    ap.add_argument(
+        "--decode", type=int, metavar="N", help="decode passes (default: as many as the case captures in full)"
+    )
     ap.add_argument("--force", action="store_true", help="replace a finished dump")
-    ap.add_argument("--list", action="store_true", help="the faults as JSON lines; with SUBJECT and CASE, whether each applies")
+    ap.add_argument(
+        "--list", action="store_true", help="the faults as JSON lines; with SUBJECT and CASE, whether each applies"
+    )
     args = ap.parse_args()
     if args.list:
         list_faults(args.case and Case(args.case, None))

@@ -1,9 +1,9 @@
-"""Faults of the emulated engines. Each overrides the one small method of forward.Dense in which a real engine went wrong.
+"""Faults of the emulated engines. Each overrides the one small method of forward.Dense in which a real engine went
+wrong.
 
-`row`: the row of the fault list it plants (conformance/faults), None for a fault of this folder alone. `place`: the first
-value that it makes wrong, as <pass kind>/<layer>/<phase>. Where the wrong value is an engine's input to an op (a cache row, a
-constant), the place is the output of that op.
-"""
+`row`: the row of the fault list it plants (conformance/faults), None for a fault of this folder alone. `place`: the
+first value that it makes wrong, as <pass kind>/<layer>/<phase>. Where the wrong value is an engine's input to an op
+(a cache row, a constant), the place is the output of that op."""
 
 import numpy as np
 from forward import Dense
@@ -11,6 +11,7 @@ from forward import Dense
 
 class StaleVRow(Dense):
     """The last layer's attention reads the last position's V before it was written: the row before it lies there."""
+
     row, place = "E7", "prefill/layer.{last}/attn_context"
 
     def store(self, cache, layer, k, v):
@@ -23,6 +24,7 @@ class StaleVRow(Dense):
 
 class RopePairs(Dense):
     """RoPE turns the pairs (2j, 2j+1) instead of (j, j + d/2)."""
+
     row, place = "B3", "prefill/layer.0/q_rope"
 
     def rope(self, x, positions, layer, what):
@@ -33,6 +35,7 @@ class RopePairs(Dense):
 
 class GqaTile(Dense):
     """Query head h reads kv head h % kv_heads instead of h / group."""
+
     row, place = "D19", "prefill/layer.0/attn_context"
 
     def applies(self):
@@ -44,6 +47,7 @@ class GqaTile(Dense):
 
 class QNormSkipped(Dense):
     """Layer 1 does not normalise its queries."""
+
     row, place = None, "prefill/layer.1/q_norm"
 
     def applies(self):
@@ -55,6 +59,7 @@ class QNormSkipped(Dense):
 
 class OtherEps(Dense):
     """The norms add another family's epsilon: 1e-6 where 1e-5 is right, and the other way round."""
+
     row, place = "E6", "prefill/layer.0/attn_norm"
 
     def __init__(self, *args):
@@ -64,6 +69,7 @@ class OtherEps(Dense):
 
 class LastKNotRotated(Dense):
     """Layer 1 stores the key of a pass's last position before RoPE."""
+
     row, place = None, "prefill/layer.1/k_rope"
 
     def applies(self):
@@ -79,6 +85,7 @@ class LastKNotRotated(Dense):
 
 class ThetaDefault(Dense):
     """RoPE's base is 500000 whatever the config says."""
+
     row, place = None, "prefill/layer.0/q_rope"
 
     def __init__(self, *args):
@@ -88,6 +95,7 @@ class ThetaDefault(Dense):
 
 class DecodePosition(Dense):
     """In decode passes queries are one position ahead."""
+
     row, place = None, "decode/layer.0/q_rope"
 
     def rope(self, x, positions, layer, what):
@@ -97,6 +105,7 @@ class DecodePosition(Dense):
 
 class ScaleHidden(Dense):
     """Scores are divided by sqrt(hidden / heads) instead of sqrt(head_dim)."""
+
     row, place = None, "prefill/layer.0/attn_context"
 
     def applies(self):
@@ -109,6 +118,7 @@ class ScaleHidden(Dense):
 
 class MaskAhead(Dense):
     """Each row sees one position too many."""
+
     row, place = None, "prefill/layer.0/attn_context"
 
     def visible(self, rows, positions, first):
@@ -117,6 +127,7 @@ class MaskAhead(Dense):
 
 class OldestForgotten(Dense):
     """In decode passes position 0 is masked out."""
+
     row, place = None, "decode/layer.0/attn_context"
 
     def visible(self, rows, positions, first):
@@ -128,6 +139,7 @@ class OldestForgotten(Dense):
 
 class Gelu(Dense):
     """Layer 1 has gelu (tanh form) instead of silu."""
+
     row, place = None, "prefill/layer.1/ffn_act"
 
     def applies(self):
@@ -142,6 +154,7 @@ class Gelu(Dense):
 
 class GateUpSwapped(Dense):
     """The last layer's fused gate/up halves are read the wrong way round."""
+
     row, place = None, "prefill/layer.{last}/ffn_act"
 
     def activation(self, gate, up, layer):
@@ -151,6 +164,7 @@ class GateUpSwapped(Dense):
 
 class ResidualDropped(Dense):
     """The last layer's attention residual is not added."""
+
     row, place = None, "prefill/layer.{last}/attn_residual"
 
     def add(self, x, y, layer, what):
@@ -159,6 +173,7 @@ class ResidualDropped(Dense):
 
 class WeightsOfNeighbour(Dense):
     """Layer 2's up_proj runs with the weights of layer 1 (a prefetch window that evicted too late)."""
+
     row, place = "A6", "prefill/layer.2/up_proj"
 
     def applies(self):
@@ -170,6 +185,7 @@ class WeightsOfNeighbour(Dense):
 
 class HeadsExchanged(Dense):
     """o_proj of layer 0 reads the first two heads' context in exchanged order."""
+
     row, place = None, "prefill/layer.0/o_proj"
 
     def applies(self):
@@ -184,6 +200,7 @@ class HeadsExchanged(Dense):
 
 class TailOfSum(Dense):
     """The last layer's down_proj leaves the last four inputs out of every sum (a tail loop that is not there)."""
+
     row, place = None, "prefill/layer.{last}/down_proj"
 
     def product(self, x, w, name):
@@ -194,6 +211,7 @@ class TailOfSum(Dense):
 
 class CoarseSums(Dense):
     """o_proj of layer 1 rounds its running sum to bfloat16 after every 16 inputs."""
+
     row, place = None, "prefill/layer.1/o_proj"
 
     def applies(self):
@@ -210,6 +228,7 @@ class CoarseSums(Dense):
 
 class DecodeKLost(Dense):
     """In decode passes layer 0 attends before the new key is written: zeros lie there."""
+
     row, place = None, "decode/layer.0/attn_context"
 
     def store(self, cache, layer, k, v):
@@ -223,6 +242,7 @@ class DecodeKLost(Dense):
 
 class TiedAssumed(Dense):
     """lm_head is taken to be the embedding."""
+
     row, place = "D17", "prefill/logits"
 
     def applies(self):
@@ -234,6 +254,7 @@ class TiedAssumed(Dense):
 
 class EmbedNeighbour(Dense):
     """The embedding of the last id of the vocabulary is that of the id before."""
+
     row, place = None, "prefill/embed"
 
     def embed(self, ids):
@@ -242,6 +263,7 @@ class EmbedNeighbour(Dense):
 
 class FinalNormWeight(Dense):
     """The final norm's weight is rounded to eight bits."""
+
     row, place = None, "prefill/final_norm"
 
     def weight(self, name):
@@ -253,14 +275,29 @@ class FinalNormWeight(Dense):
 
 
 VALUE_FAULTS = {
-    "stale-v-row": StaleVRow, "rope-pairs": RopePairs, "gqa-tile": GqaTile, "q-norm-skipped": QNormSkipped,
-    "other-eps": OtherEps, "last-k-not-rotated": LastKNotRotated, "theta-default": ThetaDefault,
-    "decode-position": DecodePosition, "scale-hidden": ScaleHidden, "mask-ahead": MaskAhead,
-    "oldest-forgotten": OldestForgotten, "gelu": Gelu, "gate-up-swapped": GateUpSwapped,
-    "residual-dropped": ResidualDropped, "weights-of-neighbour": WeightsOfNeighbour, "heads-exchanged": HeadsExchanged,
-    "tail-of-sum": TailOfSum, "coarse-sums": CoarseSums, "decode-k-lost": DecodeKLost, "tied-assumed": TiedAssumed,
-    "embed-neighbour": EmbedNeighbour, "final-norm-weight": FinalNormWeight,
-}  # fmt: skip
+    "stale-v-row": StaleVRow,
+    "rope-pairs": RopePairs,
+    "gqa-tile": GqaTile,
+    "q-norm-skipped": QNormSkipped,
+    "other-eps": OtherEps,
+    "last-k-not-rotated": LastKNotRotated,
+    "theta-default": ThetaDefault,
+    "decode-position": DecodePosition,
+    "scale-hidden": ScaleHidden,
+    "mask-ahead": MaskAhead,
+    "oldest-forgotten": OldestForgotten,
+    "gelu": Gelu,
+    "gate-up-swapped": GateUpSwapped,
+    "residual-dropped": ResidualDropped,
+    "weights-of-neighbour": WeightsOfNeighbour,
+    "heads-exchanged": HeadsExchanged,
+    "tail-of-sum": TailOfSum,
+    "coarse-sums": CoarseSums,
+    "decode-k-lost": DecodeKLost,
+    "tied-assumed": TiedAssumed,
+    "embed-neighbour": EmbedNeighbour,
+    "final-norm-weight": FinalNormWeight,
+}
 
 
 def applies(engine):

@@ -1,9 +1,9 @@
 """A forward pass of llama, qwen2 and qwen3 in numpy, for one sequence, in float64, float32 or bfloat16.
 
-Written for emulating other people's engines, so that every place where such an engine can go wrong is a small method that a
-fault (faults.py) overrides. In bfloat16 every op's output is rounded (to nearest even), sums are float32, as engines of
-that type do. Formulas: the families' published code (Hugging Face transformers, modeling_{llama,qwen2,qwen3}.py).
-"""
+Written for emulating other people's engines, so that every place where such an engine can go wrong is a small method
+that a fault (faults.py) overrides. In bfloat16 every op's output is rounded (to nearest even), sums are float32, as
+engines of that type do. Formulas: the families' published code (Hugging Face transformers,
+modeling_{llama,qwen2,qwen3}.py)."""
 
 import json
 import sys
@@ -95,7 +95,9 @@ class Dense:
     def rope_angles(self, positions):
         """[rows, head_dim / 2]; column j turns by position * theta^(-2j/head_dim)."""
         d = self.c.head_dim
-        return np.asarray(positions, self.kind)[:, None] / self.kind(self.theta) ** (np.arange(0, d, 2, dtype=self.kind) / d)
+        return np.asarray(positions, self.kind)[:, None] / self.kind(self.theta) ** (
+            np.arange(0, d, 2, dtype=self.kind) / d
+        )
 
     def rope(self, x, positions, layer, what):
         """x [rows, heads, head_dim]: turns the pairs (j, j + head_dim/2)."""
@@ -170,8 +172,9 @@ class Dense:
 
 
 def run(engine, ids, fed, buffers=lambda phases: phases):
-    """Prefill of `ids`, then one decode pass per id of `fed`. Returns what `buffers` makes of each pass's phases, the greedy
-    ids (one more than passes of decode) and the caches (k, v) after the prefill and after the last pass."""
+    """Prefill of `ids`, then one decode pass per id of `fed`. Returns what `buffers` makes of each pass's phases,
+    the greedy ids (one more than passes of decode) and the caches (k, v) after the prefill and after the last
+    pass."""
     cache, passes, greedy, caches = Cache(engine.c.layers), [], [], []
     for step in [list(ids)] + [[i] for i in fed]:
         phases = engine.forward(step, cache)

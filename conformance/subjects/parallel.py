@@ -19,7 +19,9 @@ class TwoRanks(Dense):
         c = self.c
         for what, n in (("query heads", c.heads), ("kv heads", c.kv_heads), ("FFN columns", c.ffn), ("ids", c.vocab)):
             if n % RANKS:
-                raise SystemExit(f"{folder}: {n} {what}; wanted a multiple of {RANKS} for {RANKS} ranks (try trained-engine or llama-base)")
+                raise SystemExit(
+                    f"{folder}: {n} {what}; wanted a multiple of {RANKS} for {RANKS} ranks (try trained-engine or llama-base)"
+                )
         self.partials = {}
 
     def partial(self, rank, x, w, name):
@@ -52,7 +54,10 @@ def rank_buffers(engine, phases, rank):
 
     put("embed_tokens", phases["embed"])
     for n in range(c.layers):
-        p, to = {k.removeprefix(f"layer.{n}/"): v for k, v in phases.items() if k.startswith(f"layer.{n}/")}, f"layers.{n}."
+        p, to = (
+            {k.removeprefix(f"layer.{n}/"): v for k, v in phases.items() if k.startswith(f"layer.{n}/")},
+            f"layers.{n}.",
+        )
         put(to + "input_layernorm", p["attn_norm"])
         put(to + "qkv_proj", np.concatenate([shard(p[k], rank) for k in ("q_proj", "k_proj", "v_proj")], axis=1))
         put(to + "rotary_q", interleaved(shard(p["q_rope"], rank), c.head_dim))
@@ -87,8 +92,14 @@ def padded_batch(buffers, rows, rng):
 
 def rows_table(lengths, firsts, rows):
     """I64 [sequences * rows, 3]: prompt, position, kind (0 token, 1 padding)."""
-    return np.array([[p, first + r, 0] if r < n else [0, 0, 1]
-                     for p, (n, first) in enumerate(zip(lengths, firsts)) for r in range(rows)], dtype=np.int64)  # fmt: skip
+    return np.array(
+        [
+            [p, first + r, 0] if r < n else [0, 0, 1]
+            for p, (n, first) in enumerate(zip(lengths, firsts))
+            for r in range(rows)
+        ],
+        dtype=np.int64,
+    )
 
 
 def block_table(lengths, rng):
@@ -120,6 +131,7 @@ def paged_cache(caches, layer, rank, table, pages, head_dim):
 
 class ShardOrder(TwoRanks):
     """The loader halves the fused matrix q|k|v as it lies, instead of giving each rank its q_r|k_r|v_r."""
+
     row, place = "E1", "prefill/layer.0/q_proj"
 
     def __init__(self, *args):
@@ -138,6 +150,7 @@ class ShardOrder(TwoRanks):
 
 class OneRank(TwoRanks):
     """Rank 1 never adds its part of layer 0's o_proj."""
+
     row, place = "E2", "prefill/layer.0/o_proj"
 
     def partial(self, rank, x, w, name):

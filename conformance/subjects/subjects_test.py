@@ -34,9 +34,16 @@ def logical(passes):
 
 class Forward(unittest.TestCase):
     def test_without_a_fault_it_agrees_with_the_official_goldens(self):
-        for case, dtype, limit in (("qwen3-odd", "F64", 1e-13), ("llama-base", "F64", 1e-13), ("qwen2-bias", "F64", 1e-13),
-                                   ("trained-engine", "F64", 2e-7), ("qwen3-odd", "F32", 1e-5), ("llama-base", "F32", 1e-5),
-                                   ("qwen3-odd", "BF16", 6e-2), ("trained-engine", "BF16", 6e-2)):  # fmt: skip
+        for case, dtype, limit in (
+            ("qwen3-odd", "F64", 1e-13),
+            ("llama-base", "F64", 1e-13),
+            ("qwen2-bias", "F64", 1e-13),
+            ("trained-engine", "F64", 2e-7),
+            ("qwen3-odd", "F32", 1e-5),
+            ("llama-base", "F32", 1e-5),
+            ("qwen3-odd", "BF16", 6e-2),
+            ("trained-engine", "BF16", 6e-2),
+        ):
             golden, c = read_dump(CASES / case), emulate.Case(CASES / case, None)
             usual, compared = {}, 0
             for name, x in golden.items():
@@ -53,7 +60,9 @@ class Forward(unittest.TestCase):
             self.assertGreater(compared, 100, case)
             self.assertEqual(greedy[: c.steps], c.fed[p], f"{case} {dtype}: greedy ids")
             for i, k in enumerate(caches[0][0]):
-                self.assertLessEqual(max_rel(k.swapaxes(0, 1), golden[f"prompt{p}/state/after_prefill/layer.{i}/k"], 0), 3 * limit)
+                self.assertLessEqual(
+                    max_rel(k.swapaxes(0, 1), golden[f"prompt{p}/state/after_prefill/layer.{i}/k"], 0), 3 * limit
+                )
 
 
 class Faults(unittest.TestCase):
@@ -71,7 +80,9 @@ class Faults(unittest.TestCase):
                 if dtype not in clean:
                     clean[dtype] = run(Dense(c.model, dtype), ids, [2, 9])[0]
                 wrong = run(engine, ids, [2, 9])[0]
-                first = next((n for (n, _, x), (_, _, y) in zip(logical(wrong), logical(clean[dtype])) if (x != y).any()), None)
+                first = next(
+                    (n for (n, _, x), (_, _, y) in zip(logical(wrong), logical(clean[dtype])) if (x != y).any()), None
+                )
                 self.assertEqual(first, engine.place.format(last=engine.c.layers - 1), f"{case} {name}")
                 planted.add(name)
         self.assertEqual(planted, set(VALUE_FAULTS))
@@ -98,13 +109,18 @@ class Parallel(unittest.TestCase):
         mine = np.flatnonzero((rows[:, 2] == 0) & (rows[:, 0] == 1))
         self.assertEqual(list(rows[mine, 1]), list(range(len(ids))))
         self.assertEqual(int((rows[:, 2] == 1).sum()), len(rows) - sum(map(len, self.case.prompts)))
-        both = [{k.removeprefix(f"rank{r}/step0/"): x for k, x in d.items() if k.startswith(f"rank{r}/step0/")} for r in range(2)]
+        both = [
+            {k.removeprefix(f"rank{r}/step0/"): x for k, x in d.items() if k.startswith(f"rank{r}/step0/")}
+            for r in range(2)
+        ]
         whole = both[0]["layers.1.o_proj"][mine] + both[1]["layers.1.o_proj"][mine]
         self.assertTrue((whole == passes[0]["layer.1/o_proj"]).all())
         q = engine.c.heads * engine.c.head_dim // 2
         fused = np.concatenate([b["layers.0.qkv_proj"][mine, :q] for b in both], axis=1)
         self.assertTrue((fused == passes[0]["layer.0/q_proj"]).all())
-        self.assertTrue((np.concatenate([b["layers.2.attn"] for b in both]).T[mine] == passes[0]["layer.2/attn_context"]).all())
+        self.assertTrue(
+            (np.concatenate([b["layers.2.attn"] for b in both]).T[mine] == passes[0]["layer.2/attn_context"]).all()
+        )
         pages, k = d["block_table"][1], caches[0][0][2]
         cache = np.concatenate([d[f"rank{r}/after_prefill/kv.2"] for r in range(2)], axis=3)
         for position in range(len(ids)):
@@ -113,10 +129,14 @@ class Parallel(unittest.TestCase):
 
     def test_each_fault_is_planted_and_only_there(self):
         clean = self.dump()
-        for fault, place in (("shard-order", "rank1/step0/layers.0.qkv_proj"), ("one-rank", "rank1/step0/layers.0.o_proj"),
-                             ("pages-exchanged", "block_table"), ("padding-as-token", "step0/rows"),
-                             ("replica-drift", "rank1/step0/layers.1.post_attention_layernorm"),
-                             ("slot-unwritten", "rank0/after_prefill/kv.2")):  # fmt: skip
+        for fault, place in (
+            ("shard-order", "rank1/step0/layers.0.qkv_proj"),
+            ("one-rank", "rank1/step0/layers.0.o_proj"),
+            ("pages-exchanged", "block_table"),
+            ("padding-as-token", "step0/rows"),
+            ("replica-drift", "rank1/step0/layers.1.post_attention_layernorm"),
+            ("slot-unwritten", "rank0/after_prefill/kv.2"),
+        ):
             d = self.dump(fault)
             differ = [n for n, x in clean.items() if x.tobytes() != d[n].tobytes()]
             self.assertIn(place, differ, fault)
