@@ -28,6 +28,8 @@ void CheckOutcome::add(const CompareResult& r, const std::string& what) {
   near_ties += r.near_ties;
   skipped += r.skipped;
   if (r.exit_code() == kPass) return;
+  if (place.empty() && r.divergence)
+    place = r.divergence->name + (r.divergence->where.empty() ? "" : ", " + r.divergence->where);
   for (const CompareRecord& rec : r.records)
     if (rec.status == Status::fail) fail(what + ": " + rec.name + ": " + rec.reason);
   for (const GreedyRecord& g : r.greedy)
@@ -45,13 +47,13 @@ const std::vector<Check>& registry() {
     add_bound_checks(out);
     add_equivalence_checks(out);
     add_quantised_equivalence_checks(out);
+    add_trace_checks(out);
     add_quality_checks(out);
     add_quantised_quality_checks(out);
     add_artifact_checks(out);
     add_config_echo_checks(out);
     add_tokenizer_checks(out);
     add_fault_checks(out);
-    add_tokenizer_fault_checks(out);
     std::set<std::string> ids;
     for (const Check& c : out)
       if (!ids.insert(c.id).second) throw Error(ErrorKind::internal, c.id, "two checks of the same id");

@@ -13,6 +13,8 @@
 
 namespace assay {
 
+struct DumpSpec;
+
 enum class CheckKind : uint8_t { value, counter, artifact, quality };
 enum class Scope : uint8_t { none, kernel, integration };   // value checks only; one is never evidence for the other
 enum class Cost : uint8_t { fast, slow };                   // slow: ci/test --all only
@@ -34,12 +36,14 @@ struct CheckContext {
   Isa isa = best_isa();
   int threads = 0;
   KernelRun kernel;
+  std::function<void(DumpSpec&)> alter;   // applied to every run of the check (case_spec): how faults are planted in it
 };
 
 /// What a check found. A run that compared less than expected has failed, whatever it found equal.
 struct CheckOutcome {
   int64_t compared = 0, failed = 0, near_ties = 0, skipped = 0;
   std::string not_run;                       // why nothing could be run here; "" if it ran
+  std::string place;                         // where comparisons parted first: "prompt1/prefill/0/layer.0/q_rope, row 3 ..."
   std::vector<std::string> failures;         // one line each, with the place; the first few
   std::vector<std::string> notes;            // figures worth reading when it passed: "worst q_rope at 31% of its tolerance"
   void fail(std::string line) {
@@ -91,13 +95,13 @@ void add_official_checks(std::vector<Check>& out);     // integration/official.c
 void add_bound_checks(std::vector<Check>& out);        // integration/bounds.cpp
 void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalence.cpp
 void add_quantised_equivalence_checks(std::vector<Check>& out);   // equivalence/quantised.cpp
+void add_trace_checks(std::vector<Check>& out);        // equivalence/trace.cpp
 void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
 void add_quantised_quality_checks(std::vector<Check>& out);       // quality/quantised.cpp
 void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
 void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
 void add_config_echo_checks(std::vector<Check>& out);  // artifact/config_echo.cpp
 void add_tokenizer_checks(std::vector<Check>& out);    // text/tokenizer_checks.cpp
-void add_tokenizer_fault_checks(std::vector<Check>& out);   // faults/tokenizer_faults.cpp
 void add_fault_checks(std::vector<Check>& out);        // faults/fault_checks.cpp
 
 }  // namespace assay

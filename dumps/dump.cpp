@@ -337,7 +337,8 @@ void Dump::check_prompts() const {
     if (!prompts[i].is_object()) malformed(where, "wrong JSON type", "an object", prompts[i].type_name());
     for (const char* what : {"ids", "greedy_ids"}) {
       if (!prompts[i].contains(what)) continue;
-      const std::vector<int64_t> ids = json_ints(prompts[i][what], where + "." + what, 0);
+      // -1 among greedy ids: a NaN left no choice, and the run went on with forced ids.
+      const std::vector<int64_t> ids = json_ints(prompts[i][what], where + "." + what, std::string_view(what) == "ids" ? 0 : -1);
       const DumpTensor* t = find(fmt::format("prompt{}/{}", i, what));
       if (!t || !t->data) continue;
       if (t->dtype != DType::i64 || t->shape.size() != 1) {

@@ -73,11 +73,14 @@ struct Trace {
 class CpuBackend {
  public:
   CpuBackend(Isa isa, int threads);   // threads 0: all cores. Throws Error{usage} for an ISA this CPU lacks.
+  CpuBackend(const Kernels& table, int threads);   // for planted kernels; the table must outlive the backend
   ~CpuBackend();
   /// Repacks the quantised weights that linear nodes of `program` use (ops/panel.h), unless their activations are f32 or the
   /// set is scalar, which reads the file's blocks. Throws Error{memory} with the bytes it wanted. Once, before run().
   void prepare(const Program& program, Activations activations);
   size_t panel_bytes() const { return panel_bytes_; }
+  /// A matrix repacked, panel_bytes(m) bytes; null where its blocks are read as they lie.
+  const std::byte* panels(const Matrix& m) const;
   size_t quantised_bytes() const;     // of activations as integers, as large as a pass has needed so far
   size_t scratch_bytes() const;       // of attention, all workers; without what linear packs
   void begin_pass() { quantised_value_ = kNoValue; }   // values of an earlier pass are no longer known
@@ -88,6 +91,7 @@ class CpuBackend {
   int threads() const;
 
  private:
+  void start(int threads);
   void quant_linear(NodeContext& c);
   const Kernels* kernels_;
   Activations activations_ = Activations::f32;

@@ -15,9 +15,14 @@ CpuBackend::CpuBackend(Isa isa, int threads) {
   if (!isa_supported(isa))
     throw Error(ErrorKind::usage, "--isa", "this CPU or build lacks it", "at most " + std::string(name_of(best_isa())),
                 std::string(name_of(isa)));
+  kernels_ = &kernels(isa);
+  start(threads);
+}
+CpuBackend::CpuBackend(const Kernels& table, int threads) : kernels_(&table) { start(threads); }
+
+void CpuBackend::start(int threads) {
   if (threads < 0 || threads > 1024)
     throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(threads));
-  kernels_ = &kernels(isa);
   pool_ = std::make_unique<ThreadPool>(threads);
   scratch_.resize(pool_->threads());
 }
@@ -43,6 +48,11 @@ void CpuBackend::prepare(const Program& program, Activations activations) {
     pool_->parallel_for(panels_of(*m), 16, [&](int64_t b, int64_t e, int) { repack(*m, at, b, e); });
     at += assay::panel_bytes(*m);
   }
+}
+
+const std::byte* CpuBackend::panels(const Matrix& m) const {
+  const auto found = panels_.find(m.data);
+  return found == panels_.end() ? nullptr : found->second;
 }
 
 std::string CpuBackend::variant(const Node& node) const {
@@ -101,8 +111,7 @@ void CpuBackend::quant_linear(NodeContext& c) {
     pool_->parallel_for(all, grain_for(all, 64), [&](int64_t b, int64_t e, int) { kernels_->quantise(q, b, e); });
     quantised_value_ = value;
   }
-  const auto found = panels_.find(w.data);
-  const QuantLinearArgs a{w, found == panels_.end() ? nullptr : found->second, quantised_, n.vector ? n.vector->data() : nullptr, c.output};
+  const QuantLinearArgs a{w, panels(w), quantised_, n.vector ? n.vector->data() : nullptr, c.output};
   // A thread should read on through memory for a while, and threads should end together: some eight pieces each.
   const int64_t panels = panels_of(w), piece = panels / (8 * pool_->threads());
   const int64_t grain = std::max(grain_for(panels, kPanelRows * w.columns * c.rows), std::clamp<int64_t>(piece, 1, 16));

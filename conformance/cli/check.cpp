@@ -12,6 +12,16 @@
 #include "dumps/text.h"
 
 namespace assay::cli {
+
+std::filesystem::path find_root(const std::string& option) {
+  namespace fs = std::filesystem;
+  const char* env = std::getenv("ASSAY_ROOT");
+  const fs::path root = !option.empty() ? fs::path(option) : env && *env ? fs::path(env) : fs::path(ASSAY_SOURCE_DIR);
+  if (!fs::is_directory(root / "goldens"))
+    throw Error(ErrorKind::malformed, root.string(), "no goldens/ there", "the repository", "", "Name it with --root or ASSAY_ROOT.");
+  return root;
+}
+
 namespace {
 
 /// Which checks: every given option must hold; --filter is a substring or a glob with * over the id.
@@ -54,16 +64,6 @@ struct Selection {
     return out;
   }
 };
-
-/// The repository with goldens/: --root, else ASSAY_ROOT, else the folder this program was built from.
-std::filesystem::path find_root(const std::string& option) {
-  namespace fs = std::filesystem;
-  const char* env = std::getenv("ASSAY_ROOT");
-  const fs::path root = !option.empty() ? fs::path(option) : env && *env ? fs::path(env) : fs::path(ASSAY_SOURCE_DIR);
-  if (!fs::is_directory(root / "goldens"))
-    throw Error(ErrorKind::malformed, root.string(), "no goldens/ there", "the repository", "", "Name it with --root or ASSAY_ROOT.");
-  return root;
-}
 
 struct CheckCommand {
   Selection selection;

@@ -71,7 +71,8 @@ void add_dump(CLI::App& app, int& code) {
   c->add_flag("--state", o->state, "KV caches after prefill and after the last decode pass");
   c->add_flag("--force", o->force, "replace a finished dump");
   std::string known;
-  for (const Fault& f : faults()) known += (known.empty() ? "" : ", ") + f.name;
+  for (const Fault& f : faults())
+    if (f.engine || f.kernels) known += (known.empty() ? "" : ", ") + f.name();
   c->add_option("--plant", o->plant, "plant a fault, to see it caught: " + known);
   c->add_option("--json", o->json, "write a JSONL record to FILE (-: stdout)");
   c->footer("Example:\n  assay dump --case goldens/official/qwen3-odd --kv f32 --state --out /tmp/d\n"

@@ -55,6 +55,8 @@ CaptureMode capture_mode_from_name(const std::string& name);  // of --mode
 std::vector<std::string> split(const std::string& text, char separator);
 std::string join(const std::vector<int32_t>& ids);
 
+/// The repository with goldens/: `option` (--root), else ASSAY_ROOT, else the folder this program was built from.
+std::filesystem::path find_root(const std::string& option);
 /// Writes JSONL records to a file or, for "-", to stdout. Error{io} when the disk refuses.
 void write_records(const std::string& file, const std::vector<nlohmann::ordered_json>& records);
 void write_text(const std::string& file, const std::string& text);
@@ -70,6 +72,7 @@ void add_import(CLI::App& app, int& code);
 void add_synth(CLI::App& app, int& code);
 void add_check(CLI::App& app, int& code);
 void add_list(CLI::App& app, int& code);
+void add_faults(CLI::App& app, int& code);
 void add_bench(CLI::App& app, int& code);
 void add_plan(CLI::App& app, int& code);
 void add_limits(CLI::App& app, int& code);

@@ -1,10 +1,11 @@
-#include "conformance/faults/kernel_faults.h"
+// Faulty variants of quantised products and of the quantiser: where only the kernel can be wrong. Each is judged by the
+// kernel check of its op, and planted into whole models.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "dumps/error.h"
+#include "conformance/faults/faults.h"
 #include "engine/formats/quant.h"
 #include "engine/ops/panel.h"
 
@@ -86,18 +87,26 @@ Altered wrong_row(const Matrix& m) {
   return out;
 }
 
-/// Binary16 scales below 2^-14 become zero, as hardware does that flushes them.
-Altered scales_flushed(const Matrix& m) {
+/// Every binary16 scale and minimum of a block through `change`.
+Altered scales_through(const Matrix& m, uint16_t (*change)(uint16_t)) {
   Altered out = copy_of(m);
   const size_t at = m.type == WeightType::q6_k ? offsetof(BlockQ6_K, d) : 0;
   for (size_t b = 0; b < out.bytes.size(); b += block_bytes(m.type))
     for (size_t s = 0; s < (has_minimum(m.type) ? 2u : 1u); s++) {
       uint16_t h;
       std::memcpy(&h, &out.bytes[b + at + 2 * s], 2);
-      if ((h & 0x7c00) == 0) h &= 0x8000;
+      h = change(h);
       std::memcpy(&out.bytes[b + at + 2 * s], &h, 2);
     }
   return out;
+}
+/// Scales below 2^-14 become zero, as hardware does that flushes them.
+Altered scales_flushed(const Matrix& m) {
+  return scales_through(m, [](uint16_t h) { return uint16_t((h & 0x7c00) == 0 ? h & 0x8000 : h); });
+}
+/// Scales were cut to fewer bits where they should have been rounded.
+Altered scales_truncated(const Matrix& m) {
+  return scales_through(m, [](uint16_t h) { return uint16_t(h & 0xfffe); });
 }
 
 void store(const QuantisedRows& out, int64_t group, const int* codes, float scale) {
@@ -142,31 +151,25 @@ void faulty_quantise(const QuantiseArgs& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-const std::vector<KernelFault>& kernel_faults() {
-  static const std::vector<KernelFault> all = {
-      {"nibbles-swapped", "A10", "the two codes of a byte are taken in the wrong order",
-       [](Kernels& k) { k.quant_linear = run_altered<nibbles_swapped>; }},
-      {"offset-forgotten", "A10", "the 8 of Q4_0 (16 of Q5_0) is not taken off its codes",
-       [](Kernels& k) { k.quant_linear = run_altered<offset_forgotten>; }},
-      {"wrong-row", "A10", "rows of a tile are one off", [](Kernels& k) { k.quant_linear = run_altered<wrong_row>; }},
-      {"scales-flushed", "B4", "subnormal binary16 scales are read as zero",
-       [](Kernels& k) { k.quant_linear = run_altered<scales_flushed>; }},
-      {"round-half-up", "B5", "activations are rounded by (int)(x + 0.5), which is wrong for negative ones",
-       [](Kernels& k) { k.quantise = faulty_quantise<true, false>; }},
-      {"nan-laundered", "E9", "the quantiser's clamp makes a number of a NaN",
-       [](Kernels& k) { k.quantise = faulty_quantise<false, true>; }},
+void add_kernel_faults(std::vector<Fault>& out) {
+  const auto add = [&](const char* id, const char* what, void (*apply)(Kernels&)) {
+    Fault f{id, what, How::kernel};
+    f.kernels = apply;
+    out.push_back(std::move(f));
   };
-  return all;
-}
-
-Kernels planted_kernels(const std::string& fault) {
-  for (const KernelFault& f : kernel_faults())
-    if (f.name == fault) {
-      Kernels k = kernels(Isa::scalar);
-      f.apply(k);
-      return k;
-    }
-  throw Error(ErrorKind::usage, "--plant", "no such kernel fault", "", fault);
+  add("A10/nibbles-swapped", "the two codes of a byte are taken in the wrong order",
+      [](Kernels& k) { k.quant_linear = run_altered<nibbles_swapped>; });
+  add("A10/offset-forgotten", "the 8 of Q4_0 (16 of Q5_0) is not taken off its codes",
+      [](Kernels& k) { k.quant_linear = run_altered<offset_forgotten>; });
+  add("A10/wrong-row", "rows of a tile are one off", [](Kernels& k) { k.quant_linear = run_altered<wrong_row>; });
+  add("B4/scales-flushed", "subnormal binary16 scales are read as zero",
+      [](Kernels& k) { k.quant_linear = run_altered<scales_flushed>; });
+  add("B4/scales-truncated", "binary16 scales lose their last bit",
+      [](Kernels& k) { k.quant_linear = run_altered<scales_truncated>; });
+  add("B5/round-half-up", "activations are rounded by (int)(x + 0.5), which is wrong for negative ones",
+      [](Kernels& k) { k.quantise = faulty_quantise<true, false>; });
+  add("E9/nan-laundered", "the quantiser's clamp makes a number of a NaN",
+      [](Kernels& k) { k.quantise = faulty_quantise<false, true>; });
 }
 
 }  // namespace assay

@@ -5,8 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "conformance/faults/faults.h"
 #include "conformance/text/tokenizer_golden.h"
-#include "dumps/error.h"
 #include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/provenance.h"
 
@@ -26,72 +26,56 @@ void renumber(nlohmann::json& tokenizer, const std::map<int64_t, int64_t>& to) {
 }
 
 struct TokenizerFault {
-  const char* name;
-  const char* row;
+  const char* id;
   const char* what;
   Plant plant;
 };
 const TokenizerFault kFaults[] = {
-    {"special-first-off", "B6", "special tokens are not looked for before the text is cut",
+    {"B6/special-first-off", "special tokens are not looked for before the text is cut",
      [](nlohmann::json& t) { t["added_tokens"] = nlohmann::json::array(); }},
-    {"vocabulary-swapped", "A25", "another vocabulary of the same size: every ordinary token has its neighbour's id",
+    {"A25/vocabulary-swapped", "another vocabulary of the same size: every ordinary token has its neighbour's id",
      [](nlohmann::json& t) {
        const auto first = int64_t(t.at("added_tokens").size()), last = int64_t(t.at("model").at("vocab").size()) - 1;
        std::map<int64_t, int64_t> to;
        for (int64_t id = first; id <= last; id++) to[id] = id == last ? first : id + 1;
        renumber(t, to);
      }},
-    {"special-ids-swapped", "A25", "the right vocabulary, but <|im_start|> and <|im_end|> have each other's ids",
+    {"A25/special-ids-swapped", "the right vocabulary, but <|im_start|> and <|im_end|> have each other's ids",
      [](nlohmann::json& t) {
        renumber(t, {{1, 2}, {2, 1}});
      }},
 };
 
-CheckOutcome caught(const CheckContext& c, const TokenizerFault& fault) {
-  CheckOutcome out;
-  const std::filesystem::path path = c.root / "conformance" / "faults" / "expected.json";
-  const nlohmann::json table = nlohmann::json::parse(read_text_file(path));
-  for (const auto& row : table.at("tokenizer_rows")) {
-    if (row.at("fault") != fault.name) continue;
-    const std::filesystem::path golden = c.root / "goldens" / "tokenizers" / row.at("case").get<std::string>();
-    const std::string text = read_text_file(golden / "tokenizer.json"), first = row.at("first"),
-                      where = fmt::format("{} on {}", fault.row, row.at("case").get<std::string>());
-    nlohmann::json tokenizer = nlohmann::json::parse(text);
-    // Rewriting alone changes nothing, so that a catch is the fault's.
-    const CheckOutcome honest = compare_tokenizer(Tokenizer::from_json(tokenizer.dump(), "rewritten"), golden);
-    if (honest.failed != 0) out.fail(where + ": the fault-free run is not clean: " + honest.failures[0]);
-    if (tokenizer_hash(text) != row.at("hash").get<std::string>())
-      out.fail(where + ": the hash of the fault-free file is not the expected one: " + tokenizer_hash(text));
-    fault.plant(tokenizer);
-    const std::string planted = tokenizer.dump();
-    out.compared++;
-    if (tokenizer_hash(planted) == row.at("hash").get<std::string>()) out.fail(where + ": the hash does not tell it");
-    const CheckOutcome ids = compare_tokenizer(Tokenizer::from_json(planted, "planted"), golden);
-    out.compared++;
-    if (ids.failed == 0)
-      out.fail(where + ": not caught by the golden ids");
-    else if (ids.failures[0] != first)
-      out.fail(fmt::format("{}: caught first at \"{}\", expected \"{}\"", where, ids.failures[0], first));
-    else
-      out.notes.push_back(fmt::format("{}: {} comparisons fail, first {}", where, ids.failed, first));
+/// "tokenizer-hash/<golden>": the hash tells the file. "text/<golden>": every golden line of ids.
+Finding judge(const CheckContext& c, const TokenizerFault& fault, const std::string& check, bool planted) {
+  const std::filesystem::path golden = c.root / "goldens" / "tokenizers" / check.substr(check.find('/') + 1);
+  const std::string text = read_text_file(golden / "tokenizer.json");
+  nlohmann::json tokenizer = nlohmann::json::parse(text);
+  // The fault-free file is rewritten as well, so that a catch is the fault's and not the rewriting's.
+  const std::string rewritten = tokenizer.dump();
+  if (planted) fault.plant(tokenizer);
+  const std::string judged = tokenizer.dump();
+  Finding f;
+  f.changed = planted;
+  if (check.rfind("tokenizer-hash/", 0) == 0) {
+    f.failed = tokenizer_hash(judged) != tokenizer_hash(rewritten);
+    if (f.failed) f.place = "tokenizer_hash";
+    return f;
   }
-  return out;
+  const CheckOutcome ids = compare_tokenizer(Tokenizer::from_json(judged, planted ? "planted" : "rewritten"), golden);
+  f.failed = ids.failed != 0;
+  if (f.failed) f.place = ids.failures[0];
+  f.note = fmt::format("{} of {} comparisons fail", ids.failed, ids.compared);
+  return f;
 }
 
 }  // namespace
 
-void add_tokenizer_fault_checks(std::vector<Check>& out) {
-  for (const TokenizerFault& fault : kFaults) {
-    Check k;
-    k.id = fmt::format("faults/{}/{}", fault.row, fault.name);
-    k.kind = CheckKind::artifact;
-    k.scope = Scope::none;
-    k.family = "-";
-    k.baseline = "faults/expected.json";
-    k.target = std::string("planted: ") + fault.what;
-    k.expected = 2;
-    k.run = [&fault](const CheckContext& c) { return caught(c, fault); };
-    out.push_back(std::move(k));
+void add_tokenizer_faults(std::vector<Fault>& out) {
+  for (const TokenizerFault& t : kFaults) {
+    Fault f{t.id, t.what, How::artifact};
+    f.own = [&t](const CheckContext& c, const std::string& check, bool planted) { return judge(c, t, check, planted); };
+    out.push_back(std::move(f));
   }
 }
 

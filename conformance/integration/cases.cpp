@@ -32,6 +32,7 @@ DumpSpec case_spec(const CheckContext& c, const OfficialCase& oc, bool forced) {
   s.engine.poison = true;
   s.capture.state = true;
   s.sync = false;
+  if (c.alter) c.alter(s);
   return s;
 }
 

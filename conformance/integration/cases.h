@@ -21,7 +21,8 @@ const std::vector<OfficialCase>& official_cases();
 std::filesystem::path case_dir(const CheckContext& c, const OfficialCase& oc);
 /// Loaded once per process and path.
 std::shared_ptr<const Model> shared_model(const std::filesystem::path& path);
-/// A spec that runs the case's prompts and decode steps with f32 caches and poisoned scratch, capturing everything.
+/// A spec that runs the case's prompts and decode steps with f32 caches and poisoned scratch, capturing everything, as
+/// the context alters it.
 DumpSpec case_spec(const CheckContext& c, const OfficialCase& oc, bool forced);
 
 }  // namespace assay

@@ -107,7 +107,9 @@ CheckOutcome needles(const CheckContext& c, const OfficialCase& oc) {
     out.compared++;
     size_t same = 0;
     while (same < std::min(got.size(), wanted[i].second.size()) && got[same] == wanted[i].second[same]) same++;
-    if (same != wanted[i].second.size()) out.fail(fmt::format("{}: {} of {} ids", wanted[i].first, same, wanted[i].second.size()));
+    if (same == wanted[i].second.size()) continue;
+    if (out.place.empty()) out.place = wanted[i].first;
+    out.fail(fmt::format("{}: {} of {} ids", wanted[i].first, same, wanted[i].second.size()));
   }
   return out;
 }

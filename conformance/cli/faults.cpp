@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "conformance/cli/options.h"
+#include "conformance/faults/judge.h"
+#include "dumps/text.h"
+
+namespace assay::cli {
+namespace {
+
+struct FaultsCommand {
+  std::string filter, row, json, root, work;
+  int threads = 0;
+  bool all = false, verbose = false;
+};
+
+int run(const FaultsCommand& o) {
+  CheckContext c;
+  c.root = find_root(o.root);
+  c.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-faults-" + std::to_string(getpid()))
+                          : std::filesystem::path(o.work);
+  c.threads = o.threads;
+  const ExpectedFaults table = read_expected(c.root / "conformance" / "faults" / "expected.json");
+  for (const auto& [id, rows] : table)
+    if (fault_named(id).id != id)
+      throw Error(ErrorKind::malformed, "expected.json", "is not a fault's id", fault_named(id).id, id);
+  std::vector<const Fault*> chosen;
+  int64_t slow = 0;
+  for (const Fault& f : faults()) {
+    if (!o.row.empty() && f.row() != o.row) continue;
+    if (!o.filter.empty() && (o.filter.find('*') == std::string::npos ? f.id.find(o.filter) == std::string::npos
+                                                                      : !glob_match(o.filter, f.id)))
+      continue;
+    if (f.slow && !o.all && f.id != o.filter) {
+      slow++;
+      continue;
+    }
+    chosen.push_back(&f);
+  }
+  if (chosen.empty())
+    throw Error(ErrorKind::usage, "assay faults", "no fault is selected", "", "", "assay faults --all runs every one.");
+  std::vector<nlohmann::ordered_json> records;
+  const bool progress = isatty(2);
+  for (size_t i = 0; i < chosen.size(); i++) {
+    if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, chosen.size(), chosen[i]->id) << std::flush;
+    const auto row = std::find_if(table.begin(), table.end(), [&](const auto& r) { return r.first == chosen[i]->id; });
+    records.push_back(judge_fault(c, *chosen[i], row == table.end() ? std::vector<Expectation>{} : row->second));
+  }
+  if (progress) std::cerr << "\r\x1b[K";
+  std::error_code ignored;
+  std::filesystem::remove_all(c.work, ignored);
+  if (!o.json.empty()) write_text(o.json, kill_matrix(records).dump(1) + "\n");
+  if (o.json != "-") {
+    std::cout << render_faults_text(records, o.verbose);
+    if (slow) std::cout << fmt::format("{} slow faults were left out; --all plants them too\n", slow);
+  }
+  return std::all_of(records.begin(), records.end(),
+                     [](const auto& r) { return r.at("caught_as_expected").template get<bool>(); })
+             ? kPass
+             : kMismatch;
+}
+
+}  // namespace
+
+void add_faults(CLI::App& app, int& code) {
+  auto o = std::make_shared<FaultsCommand>();
+  CLI::App* c = app.add_subcommand(
+      "faults", "plant every known fault and show which check catches it, and where: the kill matrix");
+  c->add_option("--filter", o->filter, "id, part of it, or a glob with *: B3/rope-pairs");
+  c->add_option("--row", o->row, "all variants of one row: A29");
+  c->add_flag("--all", o->all, "slow faults too");
+  c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
+  c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");
+  c->add_option("--work", o->work, "folder for dumps while they are judged");
+  c->add_option("--json", o->json, "write the matrix as one JSON document to FILE (-: stdout)");
+  c->add_flag("--verbose", o->verbose, "figures too");
+  c->footer("Example:\n  assay faults\n  assay faults --row A29 --verbose\n  assay faults --all --json faults.json");
+  c->callback([o, &code] { code = run(*o); });
+}
+
+}  // namespace assay::cli
