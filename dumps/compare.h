@@ -59,11 +59,12 @@ struct CompareRecord {
   int64_t order = 0;
   Status status = Status::pass;
   /// For machines: "" (pass), "value", "bits", "ids", "non_finite", "missing", "extra", "shape", "dtype", "no_tolerance",
-  /// "no_values", "not_materialised", "other_tokens", "empty".
+  /// "no_values", "not_materialised", "other_tokens", "empty", "replicas".
   std::string kind;
   std::string reason;            // for people: "shape [5, 64], wanted [5, 96]", "NaN in target only at row 3 column 7"
   std::string dtype_base, dtype_target;
   std::vector<int64_t> shape;    // of the baseline (of the target for an extra tensor)
+  std::string from;              // the target's own names, where a map brought it (map.h)
   std::string answered_by;       // the target's tensor, where it bears another name: logits for a missing logits_last
   std::optional<TensorMetrics> metrics;   // absent when hashes decided, or the tensor is missing
   std::optional<ExtraMetrics> extra;
@@ -118,7 +119,7 @@ struct CompareOptions {
 /// The first failing node, for people and machines. Of each prompt's first failing tensor in execution order, the one
 /// furthest upstream in the forward pass: a case with one fully captured prompt names the layer, not another's logits.
 struct Divergence {
-  std::string name, prompt, pass, step, layer, phase, kind;
+  std::string name, from, prompt, pass, step, layer, phase, kind;  // from: CompareRecord::from
   std::string where;                   // "row 4 (position 4), column 17"
   int64_t row = -1, position = -1, column = -1;  // the first row over the tolerance; its worst element
   std::optional<double> base, target;

@@ -150,6 +150,7 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
     d.prompt = n->prompt;
     d.pass = n->pass;
     d.step = n->step;
+  d.from = r.from;
     d.layer = n->layer;
     d.phase = n->phase;
     node = n->prompt;
@@ -186,3 +187,4 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
 }
 
 }  // namespace assay::comparing
+  if (!d.from.empty()) d.text += " (from " + d.from + ")";

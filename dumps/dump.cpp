@@ -34,11 +34,6 @@ std::vector<fs::path> safetensors_in(const fs::path& dir) {
   return out;
 }
 
-std::string role_of(const std::string& name) {
-  const std::optional<TensorName> n = parse_tensor_name(name);
-  return !n ? "" : n->is_state() ? "state" : n->pass.empty() ? "ids" : "phase";
-}
-
 // A shape whose bytes, and the bytes of every part of it, fit into 63 bits.
 void check_shape(const DumpTensor& t, const std::string& where) {
   int64_t bytes = int64_t(size_of(t.dtype));
@@ -358,7 +353,9 @@ const DumpTensor* Dump::find(const std::string& name) const {
 }
 
 bool Dump::is_not_materialised(const std::string& name) const {
-  return std::binary_search(not_materialised_.begin(), not_materialised_.end(), name);
+  if (std::binary_search(not_materialised_.begin(), not_materialised_.end(), name)) return true;
+  return std::any_of(not_materialised_.begin(), not_materialised_.end(),
+                     [&](const std::string& s) { return s.find('*') != std::string::npos && glob_match(s, name); });
 }
 
 std::string Dump::digest() const {

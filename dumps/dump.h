@@ -32,6 +32,8 @@ struct DumpTensor {
   int64_t nans = 0;                   // as the writer counted them, in every mode
   const uint64_t* row_hashes = nullptr;  // one XXH3-64 per row (product of all axes but the last), or null
   const std::byte* data = nullptr;       // may be unaligned (files of others): read elements with memcpy
+  std::string from;                      // names in another engine's dump that it was mapped from (map.h); empty: its own
+  std::string fault;                     // why no value can be trusted: replicas of ranks that differ; empty: none
   int64_t rows() const;     // product of all axes but the last
   int64_t columns() const;  // last axis
   int64_t elements() const { return rows() * columns(); }
@@ -61,7 +63,8 @@ class Dump {
   /// In execution order: prompt, pass (mtp_* after decode), step, order; state and ids of a prompt last.
   const std::vector<DumpTensor>& tensors() const { return tensors_; }
   const DumpTensor* find(const std::string& name) const;
-  const std::vector<std::string>& not_materialised() const { return not_materialised_; }  // sorted
+  /// Sorted; an entry with * stands for all names that fit.
+  const std::vector<std::string>& not_materialised() const { return not_materialised_; }
   bool is_not_materialised(const std::string& name) const;
   /// Official cases: floors of the official float32 (max_rel by row) per phase ("q_rope", "state/k"), the larger of the
   /// full-capture prompt's and the others'. Empty for other kinds.
@@ -69,6 +72,7 @@ class Dump {
 
  private:
   friend Dump align_rows(const Dump& dump);  // rows.h
+  friend class Mapping;                      // map.h
   void read_manifest();
   void read_case();
   void read_bare(const std::vector<std::filesystem::path>& files);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <set>
 #include <unordered_map>
 
 #include "dumps/dump.h"
@@ -16,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-const std::set<std::string> kFormatKeys = {"format", "capture", "files", "hashes", "not_materialised", "tensors"};
 
 bool same_place(const fs::path& a, const fs::path& b) {
   std::error_code error;
@@ -74,7 +71,7 @@ int64_t import_safetensors(const std::vector<fs::path>& paths, const fs::path& o
     for (const auto& [key, value] : given.items()) {
       if (key == "not_materialised") {
         not_materialised = json_strings(value, options.manifest.string() + ": not_materialised");
-      } else if (kFormatKeys.contains(key)) {
+      } else if (is_format_key(key)) {
         throw Error(ErrorKind::malformed, options.manifest.string(), "the key " + in_quotes(key) + " belongs to the format itself");
       }
     }
@@ -96,7 +93,7 @@ int64_t import_safetensors(const std::vector<fs::path>& paths, const fs::path& o
     }
     if (d.kind() != Dump::Kind::dump) continue;
     for (const auto& [key, value] : d.manifest().items()) {
-      if (!kFormatKeys.contains(key) && !given.contains(key)) add_block(blocks, key, value, path.string());
+      if (!is_format_key(key) && !given.contains(key)) add_block(blocks, key, value, path.string());
     }
     not_materialised.insert(not_materialised.end(), d.not_materialised().begin(), d.not_materialised().end());
     const Json& capture = d.manifest()["capture"];

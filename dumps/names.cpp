@@ -89,6 +89,11 @@ std::optional<TensorName> parse_tensor_name(std::string_view name) {
   return out;
 }
 
+std::string role_of(std::string_view name) {
+  const std::optional<TensorName> n = parse_tensor_name(name);
+  return !n ? "" : n->is_state() ? "state" : n->pass.empty() ? "ids" : "phase";
+}
+
 bool is_valid_name(std::string_view name) {
   return !name.empty() && name.size() <= 512 && name != "__metadata__" &&
          std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7f; });

@@ -24,6 +24,8 @@ struct TensorName {
   bool is_state() const { return pass == "state"; }
 };
 std::optional<TensorName> parse_tensor_name(std::string_view name);
+/// "phase", "state" or "ids"; empty for names outside the vocabulary.
+std::string role_of(std::string_view name);
 /// What a dump accepts as a tensor name: 1 to 512 printable ASCII characters, no blanks.
 bool is_valid_name(std::string_view name);
 /// layer < 0: none. In mtp_* passes the stem of a layer is "mtp" ("mtp.0"), elsewhere "layer".

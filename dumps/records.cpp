@@ -103,7 +103,7 @@ Json side(const Dump& d) {
 Json divergence(const Divergence& d) {
   Json out = {{"name", d.name}, {"kind", d.kind}};
   for (const auto& [key, text] : {std::pair{"prompt", &d.prompt}, {"pass", &d.pass}, {"step", &d.step}, {"layer", &d.layer},
-                                  {"phase", &d.phase}, {"where", &d.where}}) {
+                                  {"phase", &d.phase}, {"where", &d.where}, {"from", &d.from}}) {
     if (!text->empty()) out[key] = *text;
   }
   for (const auto& [key, n] : {std::pair{"row", d.row}, {"position", d.position}, {"column", d.column}}) {
@@ -137,6 +137,7 @@ Json to_json(const CompareRecord& r) {
   if (!r.answered_by.empty()) out["answered_by"] = r.answered_by;
   out["tolerance"] = r.tolerance < 0 ? Json(nullptr) : number(r.tolerance);
   out["reached"] = level(r.reached);
+  if (!r.from.empty()) out["from"] = r.from;
   if (r.metrics) out["metrics"] = metrics(*r.metrics);
   if (r.extra) out["extra"] = extra(*r.extra);
   return out;

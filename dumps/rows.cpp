@@ -198,7 +198,10 @@ Dump align_rows(const Dump& dump) {
     DumpTensor t = *l.first;
     t.name = name;
     t.shape[0] = int64_t(l.rows.size());
-    for (const Logical::Source& s : l.rows) t.order = std::min(t.order, s.tensor->order);
+    for (const Logical::Source& s : l.rows) {
+      t.order = std::min(t.order, s.tensor->order);
+      if (t.fault.empty()) t.fault = s.tensor->fault;
+    }
     const size_t row_bytes = t.bytes() / std::max<size_t>(size_t(t.shape[0]), 1);
     auto values = std::make_shared<std::vector<std::byte>>();
     auto hashes = std::make_shared<std::vector<uint64_t>>();

@@ -27,7 +27,6 @@ constexpr int64_t kGatherBytes = int64_t{32} << 20;  // sets up to this size sha
 constexpr int64_t kFileBytes = int64_t{1} << 30;     // larger sets are cut into files of about this size
 constexpr int64_t kChunkBytes = int64_t{256} << 10;  // values pass through in pieces that stay in the cache
 constexpr size_t kHashBatch = 512;                   // row hashes that wait for one write
-const std::set<std::string> kReserved = {"format", "capture", "files", "hashes", "not_materialised", "tensors"};
 
 std::string part_name(size_t i) { return fmt::format("part-{:04}.safetensors", i); }
 
@@ -425,7 +424,7 @@ void DumpWriter::Impl::finish() {
     if (index.contains(name)) misuse(name, "written and listed as not materialised");
   }
   for (const auto& [key, value] : blocks.items()) {
-    if (kReserved.contains(key)) misuse("manifest block " + in_quotes(key), "the key belongs to the format itself");
+    if (is_format_key(key)) misuse("manifest block " + in_quotes(key), "the key belongs to the format itself");
   }
   for (Part& part : parts) {
     if (part.file.is_open()) part_done(part);
@@ -473,6 +472,11 @@ void DumpWriter::Impl::finish() {
   if (error) throw Error(ErrorKind::io, manifest_path().string(), "can't be renamed into place", {}, error.message());
   if (options.sync) sync_folder(options.dir);
   finished = true;
+}
+
+bool is_format_key(const std::string& key) {
+  static const std::set<std::string> keys = {"format", "capture", "files", "hashes", "not_materialised", "tensors"};
+  return keys.contains(key);
 }
 
 DumpWriter::DumpWriter(Options options) : impl_(std::make_unique<Impl>()) {

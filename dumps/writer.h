@@ -21,6 +21,9 @@ enum class CaptureMode : uint8_t { hash, stats, full };
 std::string_view name_of(CaptureMode m);
 std::optional<CaptureMode> capture_mode_from_name(std::string_view s);
 
+/// Keys of the manifest that belong to the format itself; all others are free blocks.
+bool is_format_key(const std::string& key);
+
 /// What a tensor is, said before its first row comes.
 struct TensorDecl {
   std::string name;             // full name, "prompt0/prefill/0/layer.3/q_rope"; is_valid_name (names.h)

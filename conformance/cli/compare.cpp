@@ -7,11 +7,12 @@
 #include "conformance/cli/options.h"
 #include "dumps/compare.h"
 #include "dumps/error.h"
+#include "dumps/map.h"
 
 namespace assay::cli {
 namespace {
 struct CompareCommand {
-  std::string base, target, level = "max_rel", preset, until, only, json;
+  std::string base, target, level = "max_rel", preset, until, only, map, json;
   std::optional<double> tol, noise_factor;
   int threads = 0;
   bool verbose = false, no_color = false, extra = false;
@@ -22,7 +23,9 @@ int run(const CompareCommand& o) {
   const auto level = level_from_name(o.level);
   if (!level) throw Error(ErrorKind::usage, "--level", "unknown level", "byte_exact, max_rel or greedy_prefix", "\"" + o.level + "\"");
   options.level = *level;
-  const Dump base = Dump::open(o.base), target = Dump::open(o.target);
+  const Dump base = Dump::open(o.base);
+  Dump target = Dump::open(o.target);
+  if (!o.map.empty()) target = Mapping(target, DumpMap::read(o.map)).dump();
   const std::string preset = !o.preset.empty() ? o.preset : base.kind() == Dump::Kind::official_case ? "official-f32" : "";
   if (!preset.empty()) {
     const auto it = presets().find(preset);
@@ -66,6 +69,7 @@ int run(const CompareCommand& o) {
   if (o.tol) kept += fmt::format(" --tol {}", *o.tol);
   if (o.noise_factor) kept += fmt::format(" --noise-factor {}", *o.noise_factor);
   if (!o.only.empty()) kept += " --only " + o.only;
+  if (!o.map.empty()) kept += " --map " + o.map;
   if (!kept.empty()) records.front()["arguments"] = kept.substr(1);
   if (!o.json.empty()) write_records(o.json, records);
   if (o.json != "-") std::cout << render_text(records, !o.no_color && isatty(1), o.verbose);
@@ -86,6 +90,7 @@ void add_compare(CLI::App& app, int& code) {
   c->add_option("--preset", o->preset, "named tolerances (dumps/README.md says for what): " + known + "; official cases default to official-f32");
   c->add_option("--until", o->until, "stop after this node: layer.3/q_rope (a pass is then partial)");
   c->add_option("--only", o->only, "phases, comma-separated");
+  c->add_option("--map", o->map, "map file (dumps/MAP.md): the target is another engine's dump");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_flag("--verbose", o->verbose, "a line per tensor");
