@@ -224,6 +224,12 @@ std::optional<double> best_margin(const LogitRow& row) {
 
 }  // namespace
 
+std::optional<PromptTokens> prompt_tokens(const Dump& dump, const std::string& prompt) {
+  auto ids = ids_of(dump, prompt, "ids");
+  if (!ids) return std::nullopt;
+  return PromptTokens{std::move(*ids), fed_ids(dump, prompt, ids_of(dump, prompt, "greedy_ids")).value_or(std::vector<int64_t>())};
+}
+
 double near_tie_noise(double measured, double ulp, double cap) { return std::min(std::max(measured, ulp), cap); }
 
 double percentile_999(std::vector<double>& errors) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@ struct GreedyOutcome {
   std::map<std::string, int64_t> common_fed;  // per prompt: decode/0 .. decode/<n-1> consumed the same tokens; -1: other prompt
 };
 GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Tolerance& tolerance);
+
+/// What a prompt's passes consumed: its ids, and the tokens of decode/0, decode/1, ... (forced ones, else the greedy ids; as
+/// many as are known). nullopt: the dump does not say the prompt's ids.
+struct PromptTokens {
+  std::vector<int64_t> ids, fed;
+};
+std::optional<PromptTokens> prompt_tokens(const Dump& dump, const std::string& prompt);
 
 /// The noise that a margin is held against: at least one ULP, at most the cap. `measured`: 99.9th percentile of the logit
 /// errors at the other positions (0 where there is none).

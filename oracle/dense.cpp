@@ -1,0 +1,210 @@
+#include "oracle/dense.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "dumps/error.h"
+
+namespace assay::oracle {
+namespace {
+
+/// What a value was made from: the names behind each operand, each once.
+std::vector<std::string> made_from(std::initializer_list<const Value*> operands) {
+  std::vector<std::string> out;
+  for (const Value* v : operands)
+    for (const std::string& name : v->from)
+      if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  return out;
+}
+
+/// The lines of one pass: each op of ops.h on Values, then the tap.
+class Lines {
+ public:
+  Lines(const PassInput& pass, Tap& tap, int threads) : pass_(pass), tap_(tap), threads_(threads) {
+    positions_.resize(pass.ids.size());
+    std::iota(positions_.begin(), positions_.end(), pass.position);
+  }
+  void enter_layer(int layer) { layer_ = layer; }
+  void leave_layers() { layer_ = -1; }
+
+  Value embed(const char* phase, const WeightRows& table) {
+    return tapped(phase, {oracle::embed(table, pass_.ids), {}});
+  }
+  Value norm(const char* phase, const Value& x, std::span<const double> w, double eps) {
+    return tapped(phase, {rms_norm(x.m, w, eps), made_from({&x})});
+  }
+  Value head_norm(const char* phase, const Value& x, int64_t heads, std::span<const double> w, double eps) {
+    return tapped(phase, {oracle::head_norm(x.m, heads, int64_t(w.size()), w, eps), made_from({&x})});
+  }
+  Value linear(const char* phase, const Value& x, const WeightRows& w, std::span<const double> bias = {}) {
+    return tapped(phase, {oracle::linear(x.m, w, bias, threads_), made_from({&x})});
+  }
+  Value rope(const char* phase, const Value& x, int64_t heads, const Config& c) {
+    return tapped(phase, {oracle::rope(x.m, heads, c.head_dim, positions_, c.rope), made_from({&x})});
+  }
+  Value attention(const char* phase, const Value& q, const Value& k, const Value& v, Matrix64& k_rows, Matrix64& v_rows,
+                  const Config& c) {
+    Matrix64 new_k = k.m, new_v = v.m;
+    tap_.store(pass_, layer_, new_k, new_v);
+    append(k_rows, new_k);
+    append(v_rows, new_v);
+    Value out{oracle::attention(q.m, k_rows, v_rows, positions_, c.heads, c.kv_heads, c.head_dim, threads_),
+              made_from({&q, &k, &v})};
+    if (pass_.position > 0)
+      for (const char* half : {"k", "v"}) out.from.push_back("state:" + value_name(layer_, half));
+    return tapped(phase, std::move(out));
+  }
+  Value silu_mul(const char* phase, const Value& gate, const Value& up) {
+    return tapped(phase, {oracle::silu_mul(gate.m, up.m), made_from({&gate, &up})});
+  }
+  Value add(const char* phase, const Value& a, const Value& b) {
+    return tapped(phase, {oracle::add(a.m, b.m), made_from({&a, &b})});
+  }
+  /// The asked rows of x alone.
+  Value rows(const Value& x, std::span<const int64_t> rows) {
+    Value out{Matrix64(int64_t(rows.size()), x.m.columns), x.from};
+    for (size_t r = 0; r < rows.size(); r++) std::copy_n(x.m.row(rows[r]), x.m.columns, out.m.row(int64_t(r)));
+    return out;
+  }
+
+ private:
+  Value tapped(const char* phase, Value v) {
+    tap_.value(pass_, layer_, phase, v);
+    return v;
+  }
+  static void append(Matrix64& rows, const Matrix64& more) {
+    rows.columns = more.columns;
+    rows.v.insert(rows.v.end(), more.v.begin(), more.v.end());
+    rows.rows += more.rows;
+  }
+
+  const PassInput& pass_;
+  Tap& tap_;
+  const int threads_;
+  int layer_ = -1;
+  std::vector<int64_t> positions_;
+};
+
+}  // namespace
+
+std::string value_name(int layer, std::string_view phase) {
+  return layer < 0 ? std::string(phase) : fmt::format("layer.{}/{}", layer, phase);
+}
+
+std::string axes_of(std::string_view phase) {
+  if (phase == "logits" || phase == "logits_last") return "vocab";
+  if (phase == "gate_proj" || phase == "up_proj" || phase == "ffn_act") return "ffn";
+  if (phase == "q_proj" || phase == "q_norm" || phase == "q_rope" || phase == "attn_context") return "head*head_dim";
+  if (phase == "k_proj" || phase == "v_proj" || phase == "k_norm" || phase == "k_rope") return "kv_head*head_dim";
+  return "hidden";
+}
+
+std::vector<std::string> phases_of(const Config& c) {
+  std::vector<std::string> out = {"embed", "attn_norm", "q_proj", "k_proj", "v_proj"};
+  if (c.qk_norm) out.insert(out.end(), {"q_norm", "k_norm"});
+  out.insert(out.end(), {"q_rope", "k_rope", "attn_context", "o_proj", "attn_residual", "ffn_norm", "gate_proj",
+                         "up_proj", "ffn_act", "down_proj", "ffn_residual", "final_norm", "logits"});
+  return out;
+}
+
+Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads) {
+  const Config& c = weights.config();
+  cache.k.resize(size_t(c.layers));
+  cache.v.resize(size_t(c.layers));
+  if (cache.length() != pass.position)
+    throw Error(ErrorKind::internal, "oracle", "a pass does not continue its cache", std::to_string(cache.length()),
+                std::to_string(pass.position));
+  Lines line(pass, tap, threads);
+
+  Value x = line.embed("embed", weights.embed());
+  for (int64_t l = 0; l < c.layers; l++) {
+    const LayerWeights64 w = weights.layer(l);
+    line.enter_layer(int(l));
+
+    Value h = line.norm("attn_norm", x, w.attn_norm, c.rms_eps);
+    Value q = line.linear("q_proj", h, w.q, w.q_bias);
+    Value k = line.linear("k_proj", h, w.k, w.k_bias);
+    const Value v = line.linear("v_proj", h, w.v, w.v_bias);
+    if (c.qk_norm) {
+      q = line.head_norm("q_norm", q, c.heads, w.q_norm, c.rms_eps);
+      k = line.head_norm("k_norm", k, c.kv_heads, w.k_norm, c.rms_eps);
+    }
+    q = line.rope("q_rope", q, c.heads, c);
+    k = line.rope("k_rope", k, c.kv_heads, c);
+    const Value context = line.attention("attn_context", q, k, v, cache.k[size_t(l)], cache.v[size_t(l)], c);
+    x = line.add("attn_residual", x, line.linear("o_proj", context, w.o, w.o_bias));
+
+    h = line.norm("ffn_norm", x, w.ffn_norm, c.rms_eps);
+    const Value gate = line.linear("gate_proj", h, w.gate);
+    const Value up = line.linear("up_proj", h, w.up);
+    const Value act = line.silu_mul("ffn_act", gate, up);
+    x = line.add("ffn_residual", x, line.linear("down_proj", act, w.down));
+  }
+  line.leave_layers();
+  const Value h = line.norm("final_norm", x, weights.final_norm(), c.rms_eps);
+  return line.linear("logits", line.rows(h, pass.logit_rows), weights.lm_head()).m;
+}
+
+std::optional<Matrix64> run_node(const Weights64& weights, int layer, std::string_view phase, const NodeInput& in,
+                                 int threads) {
+  const Config& c = weights.config();
+  const std::vector<std::string> known = phases_of(c);
+  if (std::find(known.begin(), known.end(), phase) == known.end() || layer >= c.layers) return std::nullopt;
+  const int64_t q_columns = c.heads * c.head_dim, kv_columns = c.kv_heads * c.head_dim;
+  auto has = [&](std::initializer_list<int64_t> columns) {
+    return in.inputs.size() == columns.size() &&
+           std::equal(columns.begin(), columns.end(), in.inputs.begin(),
+                      [](int64_t n, const Matrix64& m) { return m.columns == n; });
+  };
+  const bool places = !in.inputs.empty() && int64_t(in.positions.size()) == in.inputs[0].rows;
+
+  if (phase == "embed") return in.ids.empty() ? std::nullopt : std::optional(embed(weights.embed(), in.ids));
+  if (phase == "final_norm")
+    return has({c.hidden}) ? std::optional(rms_norm(in.inputs[0], weights.final_norm(), c.rms_eps)) : std::nullopt;
+  if (phase == "logits")
+    return has({c.hidden}) ? std::optional(linear(in.inputs[0], weights.lm_head(), {}, threads)) : std::nullopt;
+  if (layer < 0) return std::nullopt;
+
+  const LayerWeights64 w = weights.layer(layer);
+  auto product = [&](int64_t columns, const WeightRows& m, std::span<const double> bias = {}) {
+    return has({columns}) ? std::optional(linear(in.inputs[0], m, bias, threads)) : std::nullopt;
+  };
+  if (phase == "q_proj") return product(c.hidden, w.q, w.q_bias);
+  if (phase == "k_proj") return product(c.hidden, w.k, w.k_bias);
+  if (phase == "v_proj") return product(c.hidden, w.v, w.v_bias);
+  if (phase == "o_proj") return product(q_columns, w.o, w.o_bias);
+  if (phase == "gate_proj") return product(c.hidden, w.gate);
+  if (phase == "up_proj") return product(c.hidden, w.up);
+  if (phase == "down_proj") return product(c.ffn, w.down);
+  if (phase == "attn_norm" || phase == "ffn_norm") {
+    if (!has({c.hidden})) return std::nullopt;
+    return rms_norm(in.inputs[0], phase == "attn_norm" ? w.attn_norm : w.ffn_norm, c.rms_eps);
+  }
+  const bool is_query = phase[0] == 'q';
+  const int64_t heads = is_query ? c.heads : c.kv_heads;
+  if (phase == "q_norm" || phase == "k_norm") {
+    if (!has({heads * c.head_dim})) return std::nullopt;
+    return head_norm(in.inputs[0], heads, c.head_dim, is_query ? w.q_norm : w.k_norm, c.rms_eps);
+  }
+  if (phase == "q_rope" || phase == "k_rope") {
+    if (!has({heads * c.head_dim}) || !places) return std::nullopt;
+    return rope(in.inputs[0], heads, c.head_dim, in.positions, c.rope);
+  }
+  if (phase == "attn_context") {
+    if (!has({q_columns}) || !places || !in.k_rows || !in.v_rows || in.k_rows->columns != kv_columns ||
+        in.v_rows->columns != kv_columns || in.k_rows->rows != in.v_rows->rows)
+      return std::nullopt;
+    for (int64_t p : in.positions)
+      if (p < 0 || p >= in.k_rows->rows) return std::nullopt;
+    return attention(in.inputs[0], *in.k_rows, *in.v_rows, in.positions, c.heads, c.kv_heads, c.head_dim, threads);
+  }
+  if (phase == "ffn_act")
+    return has({c.ffn, c.ffn}) ? std::optional(silu_mul(in.inputs[0], in.inputs[1])) : std::nullopt;
+  return has({c.hidden, c.hidden}) && in.inputs[0].rows == in.inputs[1].rows  // attn_residual, ffn_residual
+             ? std::optional(add(in.inputs[0], in.inputs[1]))
+             : std::nullopt;
+}
+
+}  // namespace assay::oracle

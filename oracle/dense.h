@@ -1,0 +1,76 @@
+// The forward pass of the dense decoders (llama, qwen2, qwen3, the text decoder of qwen3_vl) in float64, line by line
+// as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
+// Sources: transformers modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_qwen3_vl.py.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dumps/names.h"
+#include "oracle/ops.h"
+#include "oracle/weights.h"
+
+namespace assay::oracle {
+
+/// A computed value, and from which of the values that a tap named it was made ("layer.3/q_proj", "state:layer.3/k").
+struct Value {
+  Matrix64 m;                     // [rows of the pass, columns]
+  std::vector<std::string> from;  // in the order of their first use, each once
+};
+
+/// K and V of one sequence, per layer: row p of each matrix is position p.
+struct Cache64 {
+  std::vector<Matrix64> k, v;  // [positions, kv_heads*head_dim]
+  int64_t length() const { return k.empty() ? 0 : k[0].rows; }
+};
+
+/// One forward call of one sequence.
+struct PassInput {
+  Pass pass = Pass::prefill;
+  int32_t prompt = 0;
+  int64_t step = 0;
+  int64_t position = 0;             // of the first row
+  std::vector<int32_t> ids;         // one per row
+  std::vector<int64_t> logit_rows;  // rising; rows whose logits are computed
+};
+
+/// Sees every value right after it was computed, in execution order, and may put another in its place: what the tap
+/// leaves there is what the following lines use. A tap that recorded the value, or replaced it, sets `from` to its
+/// name.
+class Tap {
+ public:
+  virtual ~Tap() = default;
+  virtual void value(const PassInput& pass, int layer, std::string_view phase, Value& value) = 0;
+  /// The rows of K and V that are about to be cached (k_rope and v_proj). Default: cached as they are.
+  virtual void store(const PassInput& /*pass*/, int /*layer*/, Matrix64& /*k*/, Matrix64& /*v*/) {}
+};
+
+/// The name of a value inside a pass: "layer.3/q_proj", "embed".
+std::string value_name(int layer, std::string_view phase);
+/// Meaning of a phase's columns, as dumps say it: "hidden", "head*head_dim", "ffn", "vocab".
+std::string axes_of(std::string_view phase);
+/// The phases of a family's pass in execution order, those of layers once.
+std::vector<std::string> phases_of(const Config& config);
+
+/// Runs the rows of `pass` at positions pass.position.. behind `cache`, which grows by them. Returns the logits of
+/// pass.logit_rows, [n, vocab]. `threads` 0: all cores. Throws Error{usage} for ids outside the vocabulary,
+/// Error{internal} where pass.position is not the cache's length.
+Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0);
+
+/// One node alone: the float64 value of `phase` of `layer` (-1: outside layers) on given inputs, in the order in which
+/// `inputs` of a dump's manifest has them (attn_context: q_rope alone; k and v from `k_rows`, `v_rows`).
+struct NodeInput {
+  std::vector<Matrix64> inputs;
+  std::vector<int64_t> positions;  // of the rows: rope, attention
+  std::vector<int32_t> ids;        // embed
+  const Matrix64* k_rows = nullptr;
+  const Matrix64* v_rows = nullptr;  // attention: cached rows, [positions, kv_heads*head_dim]
+};
+/// nullopt: the family has no such phase, or an input is missing or has another shape.
+std::optional<Matrix64> run_node(const Weights64& weights, int layer, std::string_view phase, const NodeInput& in,
+                                 int threads = 0);
+
+}  // namespace assay::oracle

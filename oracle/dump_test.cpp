@@ -1,0 +1,220 @@
+// Whole runs of the oracle: its dump, its windows over dumps of others, and that a fault in either shows.
+#include "oracle/dump.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "dumps/compare.h"
+#include "dumps/dump.h"
+#include "dumps/error.h"
+#include "dumps/json.h"
+#include "oracle/window.h"
+
+namespace fs = std::filesystem;
+
+namespace assay::oracle {
+namespace {
+
+fs::path case_of(const std::string& name) {
+  return fs::path(ASSAY_SOURCE_DIR) / "goldens" / "official" / name;
+}
+
+fs::path fresh(const std::string& name) {
+  const fs::path dir = fs::temp_directory_path() / ("assay-oracle-" + std::to_string(getpid()) + "-" + name);
+  fs::remove_all(dir);
+  return dir;
+}
+
+/// The first prompt of a case with all phases of two decode passes, golden ids forced.
+Request request_of(const fs::path& dir, size_t index) {
+  const nlohmann::ordered_json m = read_json(dir / "manifest.json");
+  Request r;
+  r.ids = m.at("prompts").at(index).at("ids").get<std::vector<int32_t>>();
+  r.forced = m.at("prompts").at(index).at("greedy_ids").get<std::vector<int32_t>>();
+  r.decode = 2;
+  r.forced.resize(2);
+  return r;
+}
+
+class OracleRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options.out = fresh(::testing::UnitTest::GetInstance()->current_test_info()->name());
+    options.capture.state = true;
+    options.sync = false;
+  }
+  void TearDown() override { fs::remove_all(options.out); }
+  const fs::path dir = case_of("llama-base");
+  DumpOptions options;
+};
+
+double worst(const std::vector<NodeError>& errors) {
+  double most = 0;
+  for (const NodeError& e : errors) most = std::max(most, e.added);
+  return most;
+}
+
+TEST_F(OracleRun, AgreesWithItselfInWindows) {
+  const Weights64 weights = Weights64::open(dir / "model");
+  write_dump(weights, {request_of(dir, 0)}, options);
+  const Dump dump = Dump::open(options.out);
+  EXPECT_TRUE(dump.verify_hashes().empty());
+  WindowOptions window;
+  window.accumulated = true;
+  const std::vector<NodeError> errors = window_errors(weights, dump, window);
+  EXPECT_EQ(errors.size(), dump.tensors().size() - 2);  // all but ids and greedy_ids
+  for (const NodeError& e : errors) {
+    EXPECT_EQ(e.added, 0) << e.name;  // the same code on the same values
+    EXPECT_EQ(e.accumulated, 0) << e.name;
+  }
+  const auto rope = std::find_if(errors.begin(), errors.end(),
+                                 [](auto& e) { return e.name == "prompt0/decode/1/layer.1/attn_context"; });
+  ASSERT_NE(rope, errors.end());
+  EXPECT_EQ(rope->inputs, (std::vector<std::string>{"layer.1/q_rope", "layer.1/k_rope", "layer.1/v_proj",
+                                                    "state:layer.1/k", "state:layer.1/v"}));
+}
+
+TEST_F(OracleRun, AnAlteredValueShowsInItsOwnWindowAlone) {
+  const Weights64 weights = Weights64::open(dir / "model");
+  options.alter = [](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
+    if (pass.pass == Pass::prefill && layer == 1 && phase == "k_proj") m.at(0, 3) *= 1.01;
+  };
+  write_dump(weights, {request_of(dir, 0)}, options);
+  WindowOptions window;
+  window.accumulated = true;
+  int64_t accumulated = 0;
+  for (const NodeError& e : window_errors(weights, Dump::open(options.out), window)) {
+    const bool here = e.name == "prompt0/prefill/0/layer.1/k_proj";
+    EXPECT_EQ(e.added > 0, here) << e.name << " " << e.added;
+    if (here) {
+      EXPECT_EQ(e.row, 0);
+      EXPECT_EQ(e.column, 3);
+      EXPECT_NEAR(e.value / e.oracle, 1.01, 1e-12);
+      EXPECT_EQ(e.inputs, std::vector<std::string>{"layer.1/attn_norm"});
+    }
+    accumulated += *e.accumulated > 0;
+  }
+  EXPECT_GT(accumulated, 50);  // everything behind it
+}
+
+TEST_F(OracleRun, AWindowSpansWhatADumpLeavesOut) {
+  const Weights64 weights = Weights64::open(dir / "model");
+  options.capture.phases = {"attn_residual", "logits_last"};
+  options.alter = [](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
+    if (pass.pass == Pass::decode && layer == 1 && phase == "v_proj") m.at(0, 0) += 0.1;
+  };
+  write_dump(weights, {request_of(dir, 0)}, options);
+  const std::vector<NodeError> errors = window_errors(weights, Dump::open(options.out));
+  for (const NodeError& e : errors) {
+    const TensorName n = *parse_tensor_name(e.name);
+    // decode/1 reads the altered row from a cache that the dump does not show.
+    EXPECT_EQ(e.added > 1e-12, n.pass == "decode" && n.layer == "layer.1") << e.name << " " << e.added;
+    if (e.name == "prompt0/decode/0/layer.1/attn_residual") {
+      EXPECT_EQ(e.inputs, (std::vector<std::string>{"layer.0/attn_residual", "state:layer.1/k", "state:layer.1/v"}));
+    }
+  }
+  EXPECT_GT(worst(errors), 1e-6);
+}
+
+TEST_F(OracleRun, AStaleCacheRowShowsInTheState) {
+  // A subject whose cached v differs from its v_proj: the row is named, and what reads the state is not blamed again.
+  const Weights64 weights = Weights64::open(dir / "model");
+  const Request r = request_of(dir, 0);
+  write_dump(weights, {r}, options);
+  const Dump whole = Dump::open(options.out);
+  const fs::path other = fresh("stale");
+  DumpWriter::Options to;
+  to.dir = other;
+  to.sync = false;
+  DumpWriter writer(to);
+  writer.manifest()["prompts"] = whole.manifest()["prompts"];
+  for (const DumpTensor& t : whole.tensors()) {
+    std::vector<std::byte> bytes(t.data, t.data + t.bytes());
+    if (t.name == "prompt0/state/after_prefill/layer.2/v") {
+      const double stale = 7;
+      memcpy(bytes.data() + sizeof(double) * size_t(2 * t.columns() + 1), &stale, sizeof stale);
+    }
+    writer.write({t.name, t.dtype, t.shape, t.order, t.inputs, t.role, t.axes}, bytes.data());
+  }
+  writer.finish();
+  bool seen = false;
+  for (const NodeError& e : window_errors(weights, Dump::open(other))) {
+    if (e.name == "prompt0/state/after_prefill/layer.2/v") {
+      seen = true;
+      EXPECT_GT(e.added, 0.1);
+      EXPECT_EQ(e.row, 2);
+      EXPECT_EQ(e.column, 1);
+      EXPECT_EQ(e.value, 7);
+    }
+  }
+  EXPECT_TRUE(seen);
+  fs::remove_all(other);
+}
+
+TEST_F(OracleRun, NodesRunAloneAsTheyDoInAPass) {
+  const Weights64 weights = Weights64::open(case_of("qwen2-bias") / "model");
+  write_dump(weights, {request_of(case_of("qwen2-bias"), 0)}, options);
+  const Dump dump = Dump::open(options.out);
+  const int64_t length = dump.find("prompt0/ids")->elements();
+  int64_t nodes = 0;
+  for (const DumpTensor& t : dump.tensors()) {
+    const TensorName n = *parse_tensor_name(t.name);
+    if (n.pass != "decode" || n.step != "1" || n.phase == "logits_last") continue;
+    NodeInput in;
+    in.positions = {length + 1};
+    in.ids = {int32_t(dump.manifest()["prompts"][0]["fed_ids"][1])};
+    Matrix64 k, v;
+    if (n.phase == "attn_context") {
+      k = cached_rows(*dump.find("prompt0/state/after_decode/" + n.layer + "/k"));
+      v = cached_rows(*dump.find("prompt0/state/after_decode/" + n.layer + "/v"));
+      in.k_rows = &k, in.v_rows = &v;
+      in.inputs = {matrix_of(*dump.find("prompt0/decode/1/" + n.layer + "/q_rope"))};
+    } else {
+      for (const std::string& name : t.inputs) in.inputs.push_back(matrix_of(*dump.find("prompt0/decode/1/" + name)));
+    }
+    const int layer = n.layer.empty() ? -1 : std::stoi(n.layer.substr(6));
+    const auto alone = run_node(weights, layer, n.phase, in);
+    ASSERT_TRUE(alone) << t.name;
+    EXPECT_EQ(alone->v, matrix_of(t).v) << t.name;
+    nodes++;
+    in.inputs.clear();
+    in.ids.clear();
+    EXPECT_FALSE(run_node(weights, layer, n.phase, in)) << t.name;
+  }
+  EXPECT_GT(nodes, 30);
+  EXPECT_FALSE(run_node(weights, 0, "moe_out", {}));
+}
+
+TEST_F(OracleRun, RefusesWhatItCanNotRun) {
+  const Weights64 weights = Weights64::open(dir / "model");
+  Request r = request_of(dir, 0);
+  r.ids.clear();
+  EXPECT_THROW(write_dump(weights, {r}, options), Error);
+  r.ids = {1 << 30};
+  EXPECT_THROW(write_dump(weights, {r}, options), Error);
+  r.ids.assign(100000, 1);
+  EXPECT_THROW(write_dump(weights, {r}, options), Error);
+  r.ids = {1};
+  options.capture.phases = {"router_*"};
+  EXPECT_THROW(write_dump(weights, {r}, options), Error);
+  EXPECT_FALSE(fs::exists(options.out));
+}
+
+TEST(OracleRecords, NodeErrorsAsJson) {
+  NodeError e;
+  e.name = "prompt0/prefill/0/embed";
+  e.added = INFINITY;
+  e.problem = "nan where float64 has 0.3";
+  const auto j = to_json(e, "target", 1e-3);
+  EXPECT_EQ(j["status"], "fail");
+  EXPECT_TRUE(j["added"].is_null());
+  EXPECT_EQ(j["reason"], e.problem);
+  e.added = 1e-4;
+  EXPECT_EQ(to_json(e, "base", 1e-3)["status"], "pass");
+  EXPECT_EQ(to_json(e, "base")["status"], "shown");
+}
+
+}  // namespace
+}  // namespace assay::oracle

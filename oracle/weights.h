@@ -1,0 +1,49 @@
+// A checkpoint as the oracle sees it: Config and the raw bytes of named tensors from the file readers, everything else
+// its own. Matrices are widened to double a few rows at a time while they are used, so that a checkpoint of any size
+// needs the memory of a few rows per thread; files are mapped.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/model.h"
+#include "oracle/ops.h"
+
+namespace assay::oracle {
+
+/// One decoder layer. Shapes as in engine/model.h, rows in Hugging Face order; absent vectors are empty.
+struct LayerWeights64 {
+  std::vector<double> attn_norm, ffn_norm;     // [hidden]
+  std::vector<double> q_norm, k_norm;          // [head_dim], qwen3
+  std::vector<double> q_bias, k_bias, v_bias;  // [rows of q, k, v], qwen2
+  std::vector<double> o_bias;                  // [hidden], llama with attention_bias
+  WeightRows q, k, v, o, gate, up, down;
+};
+
+class Weights64 {
+ public:
+  /// A Hugging Face folder, a GGUF file or a synth spec (engine/formats/synth.h). Config, names and shapes are checked
+  /// by the readers (outline_model): throws what they throw.
+  static Weights64 open(const std::filesystem::path& path);
+  /// The raw bytes of a model that an engine holds already, rows in Hugging Face order as its reader left them. For
+  /// random weights, which no file has. The model must stay: it is shared.
+  static Weights64 of(std::shared_ptr<const Model> model);
+
+  const Config& config() const;
+  /// Path, format, hash of the files, quantisation: for manifests.
+  const Provenance& provenance() const;
+
+  // Everything below points into this object's mappings and lives as long as one of its copies.
+  WeightRows embed() const;                // [vocab, hidden]
+  WeightRows lm_head() const;              // [vocab, hidden]; the embedding where tied
+  std::vector<double> final_norm() const;  // [hidden]
+  LayerWeights64 layer(int64_t index) const;
+
+  struct Source;  // weights.cpp
+
+ private:
+  std::shared_ptr<const Source> source_;
+};
+
+}  // namespace assay::oracle
