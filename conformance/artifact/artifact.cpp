@@ -87,6 +87,7 @@ void add_artifact_checks(std::vector<Check>& out) {
     g.id = fmt::format("equivalence/{}/gguf", oc.name);
     g.level = Level::byte_exact;
     g.family = oc.family;
+    g.cost = oc.trained ? Cost::slow : Cost::fast;   // 48 layers, three times
     g.baseline = "our dump of the Hugging Face folder";
     g.target = "our dump of the same weights as F32 and BF16 GGUF";
     g.expected = 2 * oc.tensors;
