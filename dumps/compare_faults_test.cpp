@@ -109,6 +109,17 @@ TEST(Faults, C1_NaNOfBothSidesDoesNotPassByEqualHashesEither) {
   EXPECT_FALSE(r.reached);
 }
 
+TEST(Faults, C1_WhereANaNLeftNoChoiceIdsNeverAgree) {
+  Folder f;
+  DumpOptions o;  // forced ids went on behind a NaN: no id was chosen there, which is written as -1
+  o.manifest["prompts"] = {{{"name", "prompt0"}, {"ids", {7}}, {"greedy_ids", {5, -1, 6}}, {"fed_ids", {5, 4}}}};
+  const std::vector<Values> ids = {{"prompt0/ids", {1}, {7}, DType::i64}, {"prompt0/greedy_ids", {3}, {5, -1, 6}, DType::i64}};
+  const Dump b = write_dump(f / "b", ids, o), t = write_dump(f / "t", ids, o);
+  EXPECT_EQ(compare(b, t, at(Level::greedy_prefix)).exit_code(), 1);
+  o.manifest["prompts"][0]["ids"] = {-1};
+  EXPECT_THROW(write_dump(f / "p", {{"prompt0/ids", {1}, {-1}, DType::i64}}, o), Error) << "a prompt has no such id";
+}
+
 TEST(Faults, C1_InfOfOneSignAgreesAndIsCounted) {
   Doubles b = wave(64), t;
   b[5] = kInf;

@@ -7,14 +7,18 @@
 
 #include "conformance/cli/options.h"
 #include "conformance/faults/judge.h"
+#include "conformance/faults/mutations.h"
+#include "dumps/report.h"
 #include "dumps/text.h"
 
 namespace assay::cli {
 namespace {
 
 struct FaultsCommand {
-  std::string filter, row, json, root, work;
+  std::string filter, row, json, html, root, work;
   int threads = 0;
+  int64_t random = 0;
+  uint64_t seed = 1;
   bool all = false, verbose = false;
 };
 
@@ -24,6 +28,25 @@ int run(const FaultsCommand& o) {
   c.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-faults-" + std::to_string(getpid()))
                           : std::filesystem::path(o.work);
   c.threads = o.threads;
+  const bool progress = isatty(2);
+  const auto finish = [&](const std::vector<nlohmann::ordered_json>& records, const std::string& text) {
+    if (progress) std::cerr << "\r\x1b[K";
+    std::error_code ignored;
+    std::filesystem::remove_all(c.work, ignored);
+    if (!o.json.empty()) write_text(o.json, kill_matrix(records).dump(1) + "\n");
+    if (!o.html.empty()) write_text(o.html, render_html(records));
+    if (o.json != "-") std::cout << text;
+    return std::all_of(records.begin(), records.end(),
+                       [](const auto& r) { return r.at("caught_as_expected").template get<bool>(); })
+               ? kPass
+               : kMismatch;
+  };
+  if (o.random > 0) {
+    const auto records = random_mutations(c, o.random, o.seed, [&](int64_t i) {
+      if (progress) std::cerr << fmt::format("\r\x1b[K{}/{}", i + 1, o.random) << std::flush;
+    });
+    return finish(records, render_mutations_text(records));
+  }
   const ExpectedFaults table = read_expected(c.root / "conformance" / "faults" / "expected.json");
   for (const auto& [id, rows] : table)
     if (fault_named(id).id != id)
@@ -44,24 +67,14 @@ int run(const FaultsCommand& o) {
   if (chosen.empty())
     throw Error(ErrorKind::usage, "assay faults", "no fault is selected", "", "", "assay faults --all runs every one.");
   std::vector<nlohmann::ordered_json> records;
-  const bool progress = isatty(2);
   for (size_t i = 0; i < chosen.size(); i++) {
     if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, chosen.size(), chosen[i]->id) << std::flush;
     const auto row = std::find_if(table.begin(), table.end(), [&](const auto& r) { return r.first == chosen[i]->id; });
     records.push_back(judge_fault(c, *chosen[i], row == table.end() ? std::vector<Expectation>{} : row->second));
   }
-  if (progress) std::cerr << "\r\x1b[K";
-  std::error_code ignored;
-  std::filesystem::remove_all(c.work, ignored);
-  if (!o.json.empty()) write_text(o.json, kill_matrix(records).dump(1) + "\n");
-  if (o.json != "-") {
-    std::cout << render_faults_text(records, o.verbose);
-    if (slow) std::cout << fmt::format("{} slow faults were left out; --all plants them too\n", slow);
-  }
-  return std::all_of(records.begin(), records.end(),
-                     [](const auto& r) { return r.at("caught_as_expected").template get<bool>(); })
-             ? kPass
-             : kMismatch;
+  std::string text = render_faults_text(records, o.verbose);
+  if (slow) text += fmt::format("{} slow faults were left out; --all plants them too\n", slow);
+  return finish(records, text);
 }
 
 }  // namespace
@@ -72,13 +85,19 @@ void add_faults(CLI::App& app, int& code) {
       "faults", "plant every known fault and show which check catches it, and where: the kill matrix");
   c->add_option("--filter", o->filter, "id, part of it, or a glob with *: B3/rope-pairs");
   c->add_option("--row", o->row, "all variants of one row: A29");
+  c->add_option("--random", o->random, "instead, plant N random mutations of the tiny models")
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 30));
+  c->add_option("--seed", o->seed, "of the random mutations")->check(is_seed)->capture_default_str();
   c->add_flag("--all", o->all, "slow faults too");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");
   c->add_option("--work", o->work, "folder for dumps while they are judged");
   c->add_option("--json", o->json, "write the matrix as one JSON document to FILE (-: stdout)");
+  c->add_option("--html", o->html, "write the report as one HTML file");
   c->add_flag("--verbose", o->verbose, "figures too");
-  c->footer("Example:\n  assay faults\n  assay faults --row A29 --verbose\n  assay faults --all --json faults.json");
+  c->footer(
+      "Example:\n  assay faults\n  assay faults --row A29 --verbose\n  assay faults --all --json faults.json --html "
+      "faults.html\n  assay faults --random 200 --seed 7");
   c->callback([o, &code] { code = run(*o); });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "conformance/faults/judge.h"
+#include "conformance/faults/mutations.h"
 
 namespace assay {
 namespace {
@@ -37,6 +38,22 @@ CheckOutcome caught(const CheckContext& c, const Fault& fault) {
   return out;
 }
 
+/// Random mutations: caught, or without effect for a verified reason.
+CheckOutcome mutations(const CheckContext& c, int64_t n) {
+  constexpr uint64_t kSeed = 7;
+  CheckOutcome out;
+  for (const auto& r : random_mutations(c, n, kSeed)) {
+    out.compared++;
+    if (!r.at("caught_as_expected").get<bool>())
+      out.fail(fmt::format("{}: {}: {}", r.at("id").get<std::string>(), r.at("what").get<std::string>(),
+                           r.at("note").get<std::string>()));
+    else if (const std::string note = r.at("note"); !note.empty())
+      out.notes.push_back(
+          fmt::format("{}: {}: {}", r.at("id").get<std::string>(), r.at("what").get<std::string>(), note));
+  }
+  return out;
+}
+
 }  // namespace
 
 void add_fault_checks(std::vector<Check>& out) {
@@ -51,6 +68,19 @@ void add_fault_checks(std::vector<Check>& out) {
     k.expected = 1;
     k.cost = f.slow ? Cost::slow : Cost::fast;
     k.run = [&f](const CheckContext& c) { return caught(c, f); };
+    out.push_back(std::move(k));
+  }
+  for (const int64_t n : {40, 1000}) {
+    Check k;
+    k.id = fmt::format("faults/mutations/{}", n);
+    k.kind = CheckKind::artifact;
+    k.scope = Scope::none;
+    k.family = "-";
+    k.baseline = "official goldens and fault-free bytes";
+    k.target = fmt::format("{} random mutations of the tiny models", n);
+    k.expected = n;
+    k.cost = n > 100 ? Cost::slow : Cost::fast;
+    k.run = [n](const CheckContext& c) { return mutations(c, n); };
     out.push_back(std::move(k));
   }
 }

@@ -21,10 +21,11 @@ std::string_view name_of(How h);
 /// What a check says of something, with a fault in it or without.
 struct Finding {
   bool failed = false;
-  std::string place;     // where it failed first; "" if it passed
-  bool changed = false;  // a byte that the check looked at is another one than without the fault
-  std::string not_run;   // why nothing could be judged here; "" if it was
-  std::string note;      // figures for people
+  std::string place;         // where it failed first; "" if it passed
+  bool changed = false;      // a byte that the check looked at is another one than without the fault
+  std::string not_run;       // why nothing could be judged here; "" if it was
+  std::string note;          // figures for people
+  int64_t kernel_case = -1;  // of a kernel check: the case that failed first
 };
 
 /// One variant of a row of the table of faults that happened. A fault has the plants that make sense for it.

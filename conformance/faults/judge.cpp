@@ -41,23 +41,21 @@ struct Judged {
 
 Judged judge(const CheckContext& c, const Expectation& e, const Fault& fault) {
   Judged j;
-  const Finding honest = probe(c, e, fault, false);
-  j.clean = !honest.failed;
-  if (!honest.not_run.empty()) {
-    j.status = "not_run";
-    j.planted.place = honest.not_run;
-    return j;
-  }
-  if (honest.failed) j.planted.note = "fails without the fault: " + honest.place + "; ";
   try {
-    const std::string before = j.planted.note;
     j.planted = probe(c, e, fault, true);
-    j.planted.note = before + j.planted.note;
   } catch (const NoPlace& no) {
     j.status = "not_applicable";
     j.planted.place = no.what();
     return j;
   }
+  const Finding honest = probe(c, e, fault, false, j.planted.kernel_case);
+  j.clean = !honest.failed;
+  if (const std::string& why = honest.not_run.empty() ? j.planted.not_run : honest.not_run; !why.empty()) {
+    j.status = "not_run";
+    j.planted.place = why;
+    return j;
+  }
+  if (honest.failed) j.planted.note = "fails without the fault: " + honest.place + "; " + j.planted.note;
   if (!j.planted.failed)
     j.status = "missed";
   else if (!e.survives && !e.place.empty() && j.planted.place.rfind(e.place, 0) == 0)

@@ -23,8 +23,9 @@ struct Expectation {
 using ExpectedFaults = std::vector<std::pair<std::string, std::vector<Expectation>>>;
 ExpectedFaults read_expected(const std::filesystem::path& file);
 
-/// What a check says without the fault (null) or with it. Findings without a fault are kept for the process.
-Finding probe(const CheckContext& c, const Expectation& e, const Fault& fault, bool planted);
+/// What a check says without the fault or with it. Findings without a fault are kept for the process. `only`: a kernel
+/// check without the fault runs that case alone (all of them are checks of their own).
+Finding probe(const CheckContext& c, const Expectation& e, const Fault& fault, bool planted, int64_t only = -1);
 
 /// The record of one fault (dumps/schemas/record.schema.json, "fault"). Never throws but for a malformed table.
 nlohmann::ordered_json judge_fault(const CheckContext& c, const Fault& fault, const std::vector<Expectation>& expected);

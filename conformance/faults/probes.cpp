@@ -74,18 +74,34 @@ Finding registered(const CheckContext& c, const Expectation& e, const Fault* pla
   return f;
 }
 
-Finding kernel(const Expectation& e, const Fault* planted) {
+/// `only`: the case of the check that is to run, -1: all.
+Finding kernel(const Expectation& e, const Fault* planted, int64_t only) {
   const std::string op = e.check.substr(e.check.find('/') + 1);
   const auto& checks = kernel_checks();
   const auto check = std::find_if(checks.begin(), checks.end(), [&](const KernelCheck& k) { return k.op == op; });
   if (check == checks.end()) throw Error(ErrorKind::malformed, "expected.json", "unknown kernel check", "", e.check);
-  const CheckOutcome o = check->run(planted ? planted_kernels(*planted) : kernels(Isa::scalar));
+  KernelRun run;
+  run.only = only;
+  const CheckOutcome o = check->run(planted ? planted_kernels(*planted) : kernels(Isa::scalar), run);
   Finding f;
   f.failed = o.failed != 0;
   f.changed = planted && f.failed;
-  if (f.failed) f.place = o.failures.at(0);
-  f.note = fmt::format("{} of {} comparisons fail", o.failed, o.compared);
+  if (!f.failed) return f;
+  f.place = o.failures.at(0);
+  const size_t at = f.place.rfind("[case ");
+  if (at != std::string::npos) f.kernel_case = std::stoll(f.place.substr(at + 6));
+  f.note = fmt::format("{} failures in {} comparisons", o.failed, o.compared);
   return f;
+}
+
+/// The run that a release keeps: hashes of every value and state. Made once per process; the folder may go.
+const Dump& clean_dump(const CheckContext& c, const Expectation& e, const Subject& s, DumpSpec spec) {
+  static std::map<std::string, Dump> kept;
+  const std::string key = fmt::format("{} {}", e.check, e.chunk);
+  if (const auto it = kept.find(key); it != kept.end()) return it->second;
+  spec.out = c.work / "clean";
+  run_dump(s.model, spec);
+  return kept.emplace(key, Dump::open(spec.out)).first->second;
 }
 
 Finding regression(const CheckContext& c, const Expectation& e, const Fault* planted) {
@@ -95,13 +111,12 @@ Finding regression(const CheckContext& c, const Expectation& e, const Fault* pla
     r.decode = std::min<int64_t>(r.decode, 2);
     r.forced.resize(std::min<size_t>(r.forced.size(), size_t(r.decode)));
   }
-  spec.generate.chunk = e.chunk;
+  spec.mode = CaptureMode::hash;
   spec.replace = true;
-  spec.out = c.work / "clean";
-  run_dump(s.model, spec);
-  const Dump clean = Dump::open(spec.out);
+  spec.generate.chunk = e.chunk;
+  const Dump& clean = clean_dump(c, e, s, spec);
   alteration(e, planted)(spec);
-  spec.out = c.work / (planted ? "planted" : "again");
+  spec.out = c.work / "run";
   const DumpRun run = run_dump(s.model, spec);
   CompareOptions options;
   options.level = Level::byte_exact;
@@ -205,9 +220,9 @@ Finding greedy(const CheckContext& c, const Expectation& e, const Fault* planted
   return f;
 }
 
-Finding run(const CheckContext& c, const Expectation& e, const Fault* planted) {
+Finding run(const CheckContext& c, const Expectation& e, const Fault* planted, int64_t only) {
   const std::string room = e.check.substr(0, e.check.find('/'));
-  if (room == "kernel") return kernel(e, planted);
+  if (room == "kernel") return kernel(e, planted, only);
   if (room == "regression") return regression(c, e, planted);
   if (room == "nan") return nan_reaches(c, e, planted);
   if (room == "kl") return divergence_by_pass(c, e, planted);
@@ -217,13 +232,13 @@ Finding run(const CheckContext& c, const Expectation& e, const Fault* planted) {
 
 }  // namespace
 
-Finding probe(const CheckContext& c, const Expectation& e, const Fault& fault, bool planted) {
+Finding probe(const CheckContext& c, const Expectation& e, const Fault& fault, bool planted, int64_t only) {
   if (fault.own) return fault.own(c, e.check, planted);
-  if (planted) return run(c, e, &fault);
+  if (planted) return run(c, e, &fault, -1);
   static std::map<std::string, Finding> clean;
-  const std::string key = fmt::format("{} {}", e.check, e.chunk);
+  const std::string key = fmt::format("{} {} {}", e.check, e.chunk, only);
   if (const auto it = clean.find(key); it != clean.end()) return it->second;
-  return clean[key] = run(c, e, nullptr);
+  return clean[key] = run(c, e, nullptr, only);
 }
 
 }  // namespace assay
