@@ -21,7 +21,7 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
 
 import numpy as np  # noqa: E402
 from adapter import DumpWriter, add_options, dump_requests, finished, requests_of, run  # noqa: E402
-from graph import GgmlTensor, Library, cache_of, phase_of, rows, unpermuted, values  # noqa: E402
+from graph import GgmlTensor, Library, cache_of, phase_of, unpermuted, values  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml_type
@@ -64,7 +64,7 @@ class LlamaCpp:
             raise SystemExit(f"{path}: family {self.family}; wanted one of {' '.join(FAMILIES)}")
         self.heads, self.kv_heads = api.llama_model_n_head(self.model), api.llama_model_n_head_kv(self.model)
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
-        self.seen, self.cache, self.weight_types, self.error, self.length = {}, {}, {}, None, 0
+        self.seen, self.cache, self.weight_types, self.error, self.rows, self.length = {}, {}, {}, None, 0, 0
 
     def last_error(self):
         return next((line.strip() for line in reversed(self.log) if "error" in line.lower()), "no message")
@@ -107,7 +107,7 @@ class LlamaCpp:
             if ask or not (where or cache):
                 return bool(where or cache) or not ask
             for layer, what, source, positions_last in cache:
-                x = values(t.src[source].contents)  # [kv head, position, d], or d before position
+                x = values(t.src[source].contents)[0]  # [kv head, position, d], or d before position
                 self.cache[f"layer.{layer}/{what}"] = x.swapaxes(1, 2) if positions_last else x
             if where:
                 self._take(t, node, *where)
@@ -117,7 +117,7 @@ class LlamaCpp:
             return False
 
     def _take(self, t, node, layer, phase):
-        x = rows(t)
+        x = values(t).reshape(self.rows, -1)  # the token is the slowest axis, heads may be one of their own
         if self.family == "llama" and phase in ("q_proj", "k_proj", "q_rope", "k_rope"):
             x = unpermuted(x, self.heads if phase[0] == "q" else self.kv_heads)
         if node.op == "MUL_MAT":
@@ -128,7 +128,7 @@ class LlamaCpp:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.ctx), True)
 
     def forward(self, ids, first):
-        self.seen, self.cache, self.error = {}, {}, None
+        self.seen, self.cache, self.error, self.rows = {}, {}, None, len(ids)
         batch = self.api.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
@@ -153,8 +153,10 @@ class LlamaCpp:
             out[name] = np.ascontiguousarray(x)
         return out
 
-    def described(self, path, args, version):
+    def described(self, path, args):
         """The manifest's blocks; options that both name are compared with those of the other side."""
+        import llama_cpp
+
         types = sorted({self.weight_types[w] for w in self.weight_types})
         activations = sorted({ACTIVATIONS.get(t, f"as llama.cpp does for {t}") for t in types})
         key = lambda name: self.meta(f"{self.family}.{name}")
@@ -163,7 +165,7 @@ class LlamaCpp:
             "engine": {
                 "name": "llama.cpp",
                 "version": self.api.llama_version().decode(),
-                "package": f"llama-cpp-python {version}",
+                "package": f"llama-cpp-python {llama_cpp.__version__}",
             },
             "device": {
                 "backend": "cpu",
@@ -177,7 +179,7 @@ class LlamaCpp:
                 "flash_attn": args.flash_attn,
                 "batch": False,
                 "chunk": 0,
-                "rms_eps": float(key("attention.layer_norm_rms_epsilon")),
+                "rms_eps": float(np.float32(key("attention.layer_norm_rms_epsilon"))),
                 "attention_scale_head_dim": head_dim,
                 "tied": "output.weight" not in self.weight_types,
             },
@@ -196,14 +198,12 @@ def main():
     args = ap.parse_args()
     if not args.model.is_file():
         raise SystemExit(f"{args.model}: no such file; wanted a GGUF")
-    from importlib.metadata import version
-
     engine = LlamaCpp(args.model)
     requests = requests_of(args, engine.tokenize, engine.vocab)
     engine.open(args.kv, args.flash_attn, args.threads, max(len(r.ids) + r.decode for r in requests))
     with DumpWriter(args.out, replace=args.force) as dump:
         dump_requests(engine, requests, dump)
-        dump.manifest.update(engine.described(args.model, args, version("llama-cpp-python")))
+        dump.manifest.update(engine.described(args.model, args))
     finished(args.out, requests)
 
 

@@ -103,23 +103,14 @@ DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}  # ggml_t
 
 
 def values(t):
-    """A copy of a tensor's values, slowest axis first, axes of size 1 in front dropped."""
+    """A copy of a tensor's values, its four axes slowest first."""
     if t.type not in DTYPES:
         raise ValueError(f"{t.name.decode()}: ggml type {t.type}; wanted F32, F16 or I32")
     dtype = DTYPES[t.type]
     shape, strides = tuple(t.ne)[::-1], tuple(t.nb)[::-1]
     size = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
     raw = np.frombuffer((ctypes.c_char * size).from_address(t.data), dtype=np.uint8)
-    x = np.ndarray(shape, dtype, buffer=raw, strides=strides).copy()
-    while x.ndim > 2 and x.shape[0] == 1:
-        x = x[0]
-    return x
-
-
-def rows(t):
-    """[tokens, features] of a node whose slowest axis is the token."""
-    x = values(t)
-    return x.reshape(len(x), -1) if x.ndim > 2 else x
+    return np.ndarray(shape, dtype, buffer=raw, strides=strides).copy()
 
 
 class Library:
