@@ -39,6 +39,7 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
     writer_options.replace = spec.replace;
     writer_options.partial = !spec.capture.phases.empty() || !spec.capture.layers.empty();
     writer_options.sync = spec.sync;
+    writer_options.when_full = "write less (--mode stats, --filter, --layers)";
     for (const std::string& p : spec.capture.phases) writer_options.filter += (writer_options.filter.empty() ? "" : ",") + p;
     DumpWriter writer(writer_options);
     Capture capture(writer, *engine, spec.requests, spec.capture);

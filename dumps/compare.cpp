@@ -84,6 +84,14 @@ class Judge {
     for (const Pair& p : plan_.pairs) {
       if (p.measure) keys.push_back(comparing::scale_key(p.base.name));
     }
+    if (options_.row_errors) {
+      for (Pair& p : plan_.pairs) {
+        CompareRecord& r = plan_.records[p.record];
+        if (!p.measure || !is_float(p.base.dtype) || !is_float(p.target.dtype)) continue;
+        p.positions = comparing::positions_of(base_, r.name, r.shape);
+        if (p.positions > 0) r.row_position = comparing::position_of(base_, r.name, r.shape, 0);
+      }
+    }
     std::unordered_map<std::string, double> scales = comparing::usual_scales(base_, keys, options_.threads);
     set_scales(scales);
     comparing::measure_pairs(plan_, options_);
@@ -270,7 +278,27 @@ static std::vector<std::string> differing_settings(const Dump& base, const Dump&
   return out;
 }
 
-CompareResult compare(const Dump& base, const Dump& target, const CompareOptions& options) {
+/// One unit in the last place, relative to a value, of the type that both sides round their caches to; 0: they are float32 or
+/// wider, or differ (then one side is more exact, which is no neighbouring rounding).
+static double cache_ulp(const Dump& base, const Dump& target) {
+  const auto type_of = [](const Dump& d) -> std::string {
+    for (const DumpTensor& t : d.tensors()) {
+      const auto n = parse_tensor_name(t.name);
+      if (n && n->is_state() && (n->phase == "k" || n->phase == "v")) return std::string(name_of(t.dtype));
+    }
+    const auto& m = d.manifest();
+    if (!m.is_object() || !m.contains("options") || !m["options"].is_object()) return "";
+    const std::string kv = m["options"].contains("kv") && m["options"]["kv"].is_string() ? m["options"]["kv"] : "";
+    return kv == "f16" ? "F16" : kv == "bf16" ? "BF16" : "";
+  };
+  const std::string type = type_of(base);
+  if (type != type_of(target)) return 0;
+  return type == "F16" ? 0x1p-10 : type == "BF16" ? 0x1p-7 : 0;
+}
+
+CompareResult compare(const Dump& base, const Dump& target, const CompareOptions& given) {
+  CompareOptions options = given;
+  options.tolerance.cache_ulp = options.tolerance.cache_ulps > 0 ? cache_ulp(base, target) : 0;
   const auto judged = [&] {
     if (!base.manifest().contains("rows") && !target.manifest().contains("rows")) return Judge(base, target, options).run();
     const Dump logical_base = align_rows(base), logical_target = align_rows(target);

@@ -70,11 +70,16 @@ struct CompareRecord {
   std::optional<ExtraMetrics> extra;
   double tolerance = 0;          // what max_rel was held against; -1 where none applies
   std::optional<Level> reached;
+  /// CompareOptions::row_errors: max_rel by position (of caches: over all heads), `rows_per_bin` positions to a value, from
+  /// `row_position` on. Empty where rows are no positions.
+  std::vector<double> row_max_rel;
+  int64_t row_position = -1, rows_per_bin = 1;
 };
 
 struct GreedyRecord {
   std::string prompt;
   int64_t prefix = 0, length = 0;     // ids in common before the first difference, ids compared
+  int64_t agreed = 0;                 // equal ids among those compared; none is no agreement, whatever the margins
   Status status = Status::pass;
   std::string reason;
   std::optional<double> min_margin;   // the baseline's least margin over the compared steps, if it is known
@@ -99,7 +104,10 @@ struct Tolerance {
   double noise_factor = 0;       // times the baseline's noise floor for that phase, if it has floors
   std::string floor = "float32"; // whose floors: the table's name in the manifest of an official case ("bfloat16")
   std::map<std::string, double> by_phase;  // overrides; keys as of noise_floor(): "q_rope", "state/k"
-  double greedy_margin_cap = 0;  // NEARTIE: no margin above this is a tie, whatever the measured noise
+  /// Both sides' caches are rounded to the same narrow type: any difference, however small, may round a cached value to its
+  /// neighbour. So many of its units in the last place (`cache_ulp`, relative; compare() fills it) are added to `fixed`.
+  double cache_ulps = 0, cache_ulp = 0;
+  double greedy_margin_cap = 0;  // NEARTIE: no margin above this is a tie, whatever the measured noise; 0: no flip is a tie
   int64_t max_near_ties = 0;     // more than this many fail
 };
 const std::map<std::string, Tolerance>& presets();
@@ -113,6 +121,7 @@ struct CompareOptions {
   std::vector<std::string> only;      // phases; empty: all
   int threads = 0;                    // 0: all cores
   bool extra = false;                 // ExtraMetrics, in a second pass over the values
+  bool row_errors = false;            // CompareRecord::row_max_rel, for maps by position
   std::function<void(int64_t done, int64_t total)> progress;  // bytes of both sides; called from one thread at a time
 };
 

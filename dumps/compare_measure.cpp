@@ -165,6 +165,7 @@ void measure_pairs(Plan& plan, const CompareOptions& options) {
   const PageRelease release(total);
   // One result per piece; joined in order afterwards, so that the outcome is that of one thread.
   std::vector<TensorMetrics> results(pieces.size());
+  std::vector<std::vector<double>> row_errors(pieces.size());
   std::mutex mutex;
   int64_t done = 0;
   run_jobs(options.threads, pieces.size(), [&](size_t i) {
@@ -172,7 +173,9 @@ void measure_pairs(Plan& plan, const CompareOptions& options) {
     const Pair& p = plan.pairs[piece.index];
     prefetch(p.base, piece);
     prefetch(p.target, piece);
-    results[i] = measure_rows(p.base, p.target, piece.first_row, piece.rows, p.scale);
+    if (p.positions > 0) row_errors[i].resize(size_t(piece.rows));
+    results[i] = measure_rows(p.base, p.target, piece.first_row, piece.rows, p.scale,
+                              p.positions > 0 ? row_errors[i].data() : nullptr);
     release(p.base, piece);
     release(p.target, piece);
     if (!options.progress) return;
@@ -181,11 +184,22 @@ void measure_pairs(Plan& plan, const CompareOptions& options) {
     options.progress(done, total);
   });
   for (size_t i = 0; i < pieces.size(); i++) {
-    std::optional<TensorMetrics>& m = plan.records[plan.pairs[pieces[i].index].record].metrics;
+    const Pair& p = plan.pairs[pieces[i].index];
+    CompareRecord& r = plan.records[p.record];
+    std::optional<TensorMetrics>& m = r.metrics;
     if (!m || pieces[i].first_row == 0) {
       m = results[i];
     } else {
       merge(*m, results[i]);
+    }
+    if (p.positions == 0) continue;
+    if (pieces[i].first_row == 0) {
+      r.rows_per_bin = (p.positions + kMostBins - 1) / kMostBins;
+      r.row_max_rel.assign(size_t((p.positions + r.rows_per_bin - 1) / r.rows_per_bin), 0);
+    }
+    for (int64_t row = 0; row < pieces[i].rows; row++) {
+      double& bin = r.row_max_rel[size_t((pieces[i].first_row + row) % p.positions / r.rows_per_bin)];
+      bin = std::max(bin, row_errors[i][size_t(row)]);
     }
   }
 }

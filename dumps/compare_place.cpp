@@ -78,6 +78,11 @@ int64_t position_of(const Dump& base, const std::string& name, const std::vector
   return -1;
 }
 
+int64_t positions_of(const Dump& base, const std::string& name, const std::vector<int64_t>& shape) {
+  if (position_of(base, name, shape, 0) < 0) return 0;
+  return shape.size() == 3 ? shape[1] : shape[0];
+}
+
 std::string place_text(const Dump& base, const std::string& name, const std::vector<int64_t>& shape, int64_t row, int64_t column) {
   std::string out;
   const auto n = parse_tensor_name(name);

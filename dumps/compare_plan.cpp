@@ -39,10 +39,38 @@ bool saw_same_tokens(const TensorName& n, int64_t fed, int64_t steps) {
   return false;
 }
 
+/// Which option of `assay dump` would have captured what a side lacks.
+class CaptureHints {
+ public:
+  explicit CaptureHints(const Dump& side) : side_(side) {}
+  /// " (...)", or nothing where no option is known. `steps`: decode passes of the other side.
+  std::string of(const std::optional<TensorName>& n, int64_t steps) {
+    if (!n || side_.kind() != Dump::Kind::dump) return "";
+    const auto& m = side_.manifest();
+    if (!n->is_state() && m.contains("capture") && m["capture"].is_object() && m["capture"].contains("filter") &&
+        m["capture"]["filter"].is_string() && m["capture"]["filter"] != "") {
+      return " (that side was dumped with --filter " + in_quotes(m["capture"]["filter"].get<std::string>()) + ")";
+    }
+    if (groups_.empty()) {
+      for (const DumpTensor& t : side_.tensors()) {
+        if (const auto other = parse_tensor_name(t.name)) groups_.insert(group(*other));
+      }
+    }
+    if (groups_.contains(group(*n))) return "";
+    if (n->is_state()) return " (assay dump captures it with --state)";
+    return n->pass == "decode" && steps > 0 ? fmt::format(" (assay dump captures it with --decode {})", steps) : "";
+  }
+
+ private:
+  static std::string group(const TensorName& n) { return n.prompt + "/" + n.pass + "/" + n.step; }
+  const Dump& side_;
+  std::unordered_set<std::string> groups_;
+};
+
 class Planner {
  public:
   Planner(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy)
-      : base_(base), target_(target), options_(options), greedy_(greedy) {
+      : base_(base), target_(target), options_(options), greedy_(greedy), base_hints_(base), target_hints_(target) {
     for (const DumpTensor& t : base.tensors()) {
       const auto n = parse_tensor_name(t.name);
       if (n && n->pass == "decode") steps_[n->prompt] = std::max(steps_[n->prompt], number(n->step) + 1);
@@ -138,7 +166,7 @@ class Planner {
       return;
     }
     if (n && answer(b, *n)) return;
-    record(b, Status::fail, "missing", "missing on the target");
+    record(b, Status::fail, "missing", "missing on the target" + target_hints_.of(n, steps_[n ? n->prompt : ""]));
   }
 
   /// `logits` of a full capture answers for a golden's `logits_last`, and the other way round where there is but one row.
@@ -242,7 +270,7 @@ class Planner {
       if (base_.is_not_materialised(t.name)) {
         record(t, Status::skipped, "not_materialised", "not materialised on the baseline");
       } else if (!base_.partial()) {
-        record(t, Status::fail, "extra", "only on the target");
+        record(t, Status::fail, "extra", "only on the target" + base_hints_.of(parse_tensor_name(t.name), 0));
       } else {
         continue;
       }
@@ -253,6 +281,7 @@ class Planner {
   const Dump &base_, &target_;
   const CompareOptions& options_;
   const GreedyOutcome& greedy_;
+  CaptureHints base_hints_, target_hints_;
   std::unordered_map<std::string, int64_t> steps_;
   std::unordered_set<std::string> used_;
   Plan plan_;

@@ -28,6 +28,7 @@ struct Pair {
   DumpTensor base, target;     // views; the target's may be part of another tensor (see CompareRecord::answered_by)
   double scale = 0;
   bool measure = false;        // the values are to be read
+  int64_t positions = 0;       // > 0: errors by position are wanted; row r stands at place r % positions
   int64_t bytes() const { return int64_t(base.bytes() + target.bytes()); }
 };
 
@@ -44,7 +45,9 @@ Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& optio
 void run_jobs(int threads, size_t n, const std::function<void(size_t)>& job);
 /// Usual scales by scale_key, of the keys that `wanted` names: from the statistics of a manifest, else from the values.
 std::unordered_map<std::string, double> usual_scales(const Dump& base, const std::vector<std::string>& wanted, int threads);
-/// Fills CompareRecord::metrics of all pairs that are to be measured.
+/// Most values of CompareRecord::row_max_rel; longer sequences are joined.
+inline constexpr int64_t kMostBins = 256;
+/// Fills CompareRecord::metrics of all pairs that are to be measured, and row_max_rel where Pair::positions asks for it.
 void measure_pairs(Plan& plan, const CompareOptions& options);
 
 TopkRecord top_k(const Dump& target, const Dump& base, const DumpTensor& top_ids);
@@ -52,6 +55,9 @@ TopkRecord top_k(const Dump& target, const Dump& base, const DumpTensor& top_ids
 std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, const std::vector<GreedyRecord>& greedy);
 /// "row 4 (position 4), column 17"; "kv head 1, position 4, column 3" for caches.
 std::string place_text(const Dump& base, const std::string& name, const std::vector<int64_t>& shape, int64_t row, int64_t column);
+/// How many positions in a row a tensor's rows stand for, row r at place r % positions: rows of a pass, positions of a cache.
+/// 0: its rows are no positions.
+int64_t positions_of(const Dump& base, const std::string& name, const std::vector<int64_t>& shape);
 /// Position in the sequence of a row of a tensor; -1 where the rows are no positions.
 int64_t position_of(const Dump& base, const std::string& name, const std::vector<int64_t>& shape, int64_t row);
 

@@ -307,7 +307,10 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
       std::optional<double> margin = best_margin(row);
       if (!margin && size_t(step) < margins.size() && std::isfinite(margins[size_t(step)])) margin = margins[size_t(step)];
       if (margin) r.min_margin = std::min(r.min_margin.value_or(INFINITY), *margin);
-      if (b[size_t(step)] == t[size_t(step)] && t[size_t(step)] >= 0) continue;
+      if (b[size_t(step)] == t[size_t(step)] && t[size_t(step)] >= 0) {
+        r.agreed++;
+        continue;
+      }
       if (r.prefix < 0) r.prefix = step;
       GreedyRecord::Flip f{step, b[size_t(step)], t[size_t(step)], NAN, 0, false, {}};
       // Between the two ids where the logits are known: the target may have taken the baseline's third choice.
@@ -321,6 +324,8 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
         f.reason = "no id was chosen: the target's logits hold NaN";
       } else if (!std::isfinite(f.margin)) {
         f.reason = row ? "the id is outside the vocabulary or the logits are not finite" : "no logits to judge the margin by";
+      } else if (tolerance.greedy_margin_cap == 0) {
+        f.reason = fmt::format("margin {:.3g}; no margin is a near tie without a preset", f.margin);
       } else {
         const LogitRow other = logits_of(target, s.prompt, step);
         double measured = 0, ulp = 0;
@@ -359,6 +364,12 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
     } else if (int64_t(t.size()) > wanted && !base.partial() && base.kind() == Dump::Kind::dump) {
       failed = true;
       if (r.reason.empty()) r.reason = fmt::format("{} ids, wanted {}", t.size(), wanted);
+    }
+    if (!failed && r.agreed == 0) {
+      failed = true;
+      r.reason = fmt::format("no id in common: id {}, wanted {}, is a near tie, but nothing agrees. Feed the target the baseline's ids "
+                             "(assay dump --force-ids) and the steps behind it count",
+                             r.flips[0].target_id, r.flips[0].base_id);
     }
     r.status = failed ? Status::fail : r.flips.empty() ? Status::pass : Status::near_tie;
     out.records.push_back(r);

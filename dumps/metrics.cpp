@@ -119,9 +119,10 @@ Slice aligned(const DumpTensor& t, int64_t first_row, int64_t n, std::vector<uin
 /// Indices of rows are relative to the slice; only places carry absolute ones.
 class RowMeasurer {
  public:
-  RowMeasurer(const Slice& base, const Slice& target, int64_t columns, int64_t first_row, double usual)
+  RowMeasurer(const Slice& base, const Slice& target, int64_t columns, int64_t first_row, double usual, double* row_rel)
       : b_(base),
         t_(target),
+        row_rel_(row_rel),
         usual_(usual),
         columns_(columns),
         first_row_(first_row),
@@ -135,6 +136,7 @@ class RowMeasurer {
   TensorMetrics run(int64_t n) {
     m_.scale = usual_;
     m_.elements = n * columns_;
+    if (row_rel_) std::fill(row_rel_, row_rel_ + n, 0);
     if (columns_ == 0) return m_;
     const int64_t block = std::max<int64_t>(1, kBlock / columns_), end = n;
     int skip = 0;  // blocks for which equality is not tried: in a tensor that differs everywhere the look would be wasted
@@ -328,6 +330,7 @@ class RowMeasurer {
     if (s.equal < columns_) note_first_difference(r);
     if (s.max_diff == 0) return;
     const double rel = s.max_diff / row_scale(s.max_base, usual_);
+    if (row_rel_) row_rel_[r] = std::max(row_rel_[r], rel);
     int64_t column = -1;
     if (s.max_diff > m_.max_abs) {
       column = column_of(r, s.max_diff);
@@ -417,12 +420,14 @@ class RowMeasurer {
       if (!agree) {
         if (m_.non_finite_mismatch == 0) m_.non_finite_at = place(r, c);
         m_.non_finite_mismatch++;
+        if (row_rel_) row_rel_[r] = HUGE_VAL;
       }
     }
     finish_row(r, s);
   }
 
   const Slice b_, t_;
+  double* const row_rel_;
   const double usual_;
   const int64_t columns_, first_row_;
   const Kernels& k_;
@@ -523,13 +528,14 @@ double max_abs_finite(const DumpTensor& t, int64_t first_row, int64_t n) {
 }
 
 TensorMetrics measure_rows(const DumpTensor& base, const DumpTensor& target, int64_t first_row, int64_t n,
-                           double usual_scale) {
+                           double usual_scale, double* row_max_rel) {
   TensorMetrics m;
   m.scale = usual_scale;
   std::vector<uint64_t> base_copy, target_copy;
   for (const auto& [first, rows] : row_chunks(base.columns(), first_row, n)) {
     const Slice b = aligned(base, first, rows, base_copy), t = aligned(target, first, rows, target_copy);
-    merge(m, RowMeasurer(b, t, base.columns(), first, usual_scale).run(rows));
+    double* const row_rel = row_max_rel ? row_max_rel + (first - first_row) : nullptr;
+    merge(m, RowMeasurer(b, t, base.columns(), first, usual_scale, row_rel).run(rows));
   }
   return m;
 }

@@ -25,9 +25,10 @@ double value_at(DType t, const std::byte* data, int64_t i);
 /// max |x| over the finite values of rows [first_row, first_row + n).
 double max_abs_finite(const DumpTensor& t, int64_t first_row, int64_t n);
 /// The metrics of rows [first_row, first_row + n); places carry absolute row numbers. Both tensors hold values and have the
-/// same rows() and columns(). `usual_scale`: see kUsualShare.
+/// same rows() and columns(). `usual_scale`: see kUsualShare. `row_max_rel`: nullptr, or room for the max_rel of each of the n
+/// rows; infinite where a value is not finite and does not agree.
 TensorMetrics measure_rows(const DumpTensor& base, const DumpTensor& target, int64_t first_row, int64_t n,
-                           double usual_scale);
+                           double usual_scale, double* row_max_rel = nullptr);
 /// Joins the metrics of two row ranges; `next` lies behind `into`.
 void merge(TensorMetrics& into, const TensorMetrics& next);
 /// Distance in units of the last place of `type` (f64, f32, f16, bf16): both values rounded to it (nearest even), then the

@@ -14,7 +14,8 @@
 
 namespace assay {
 
-OutFile::OutFile(std::filesystem::path path) : path_(std::move(path)) {
+OutFile::OutFile(std::filesystem::path path, std::string when_full)
+    : path_(std::move(path)), when_full_(std::move(when_full)) {
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("can't be created", errno, 0);
 }
@@ -22,9 +23,13 @@ OutFile::~OutFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 OutFile::OutFile(OutFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), reserved_(other.reserved_) {}
+    : path_(std::move(other.path_)),
+      when_full_(std::move(other.when_full_)),
+      fd_(std::exchange(other.fd_, -1)),
+      reserved_(other.reserved_) {}
 OutFile& OutFile::operator=(OutFile&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(when_full_, other.when_full_);
   std::swap(fd_, other.fd_);
   std::swap(reserved_, other.reserved_);
   return *this;
@@ -41,7 +46,7 @@ void OutFile::fail(const char* what, int error, uint64_t needed) const {
     found = fmt::format("{} bytes free ({})", free, std::strerror(error));
   }
   throw Error(ErrorKind::io, path_.string(), full ? "the disk is full or a limit is reached" : what, wanted, found,
-              full ? "Free space, choose another --out, or write less (--mode stats, --filter, --layers)" : "");
+              full ? "Free space" + (when_full_.empty() ? " or choose another place" : ", choose another place or " + when_full_) : "");
 }
 
 void OutFile::reserve(uint64_t bytes) {

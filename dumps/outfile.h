@@ -9,8 +9,9 @@ namespace assay {
 class OutFile {
  public:
   OutFile() = default;
-  /// Creates (or empties) the file. Throws Error{io}.
-  explicit OutFile(std::filesystem::path path);
+  /// Creates (or empties) the file. `when_full`: what a person can do besides freeing space, as the end of a sentence that
+  /// begins with "or" ("write less (--mode stats)"). Throws Error{io}.
+  explicit OutFile(std::filesystem::path path, std::string when_full = {});
   ~OutFile();
   OutFile(OutFile&& other) noexcept;
   OutFile& operator=(OutFile&& other) noexcept;
@@ -27,6 +28,7 @@ class OutFile {
  private:
   [[noreturn]] void fail(const char* what, int error, uint64_t needed) const;
   std::filesystem::path path_;
+  std::string when_full_;
   int fd_ = -1;
   uint64_t reserved_ = 0;
 };

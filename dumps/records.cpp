@@ -86,6 +86,8 @@ Json tolerance(const Tolerance& t) {
           {"noise_factor", number(t.noise_factor)},
           {"floor", t.floor},
           {"by_phase", by_phase},
+          {"cache_ulps", number(t.cache_ulps)},
+          {"cache_ulp", number(t.cache_ulp)},
           {"greedy_margin_cap", number(t.greedy_margin_cap)},
           {"max_near_ties", t.max_near_ties}};
 }
@@ -140,6 +142,12 @@ Json to_json(const CompareRecord& r) {
   if (!r.from.empty()) out["from"] = r.from;
   if (r.metrics) out["metrics"] = metrics(*r.metrics);
   if (r.extra) out["extra"] = extra(*r.extra);
+  if (!r.row_max_rel.empty()) {
+    out["row_position"] = r.row_position;
+    out["rows_per_bin"] = r.rows_per_bin;
+    Json& errors = out["row_max_rel"] = Json::array();
+    for (double x : r.row_max_rel) errors.push_back(number(x));
+  }
   return out;
 }
 
@@ -149,7 +157,7 @@ Json to_json(const GreedyRecord& r) {
     flips.push_back({{"step", f.step}, {"base_id", f.base_id}, {"target_id", f.target_id}, {"margin", number(f.margin)},
                      {"noise", number(f.noise)}, {"near_tie", f.near_tie}, {"reason", f.reason}});
   }
-  Json out = {{"record", "greedy"}, {"prompt", r.prompt}, {"status", name_of(r.status)}, {"prefix", r.prefix}, {"length", r.length}};
+  Json out = {{"record", "greedy"}, {"prompt", r.prompt}, {"status", name_of(r.status)}, {"prefix", r.prefix}, {"agreed", r.agreed}, {"length", r.length}};
   if (!r.reason.empty()) out["reason"] = r.reason;
   out["min_margin"] = r.min_margin ? number(*r.min_margin) : Json(nullptr);
   out["flips"] = std::move(flips);

@@ -5,35 +5,22 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <limits>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "dumps/compare.h"
 #include "dumps/names.h"
+#include "dumps/report_parts.h"
 #include "dumps/text.h"
 
-namespace assay {
+namespace assay::report {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr size_t kMostLines = 10;  // of failing tensors, unless verbose
-
-double number(const Json& j) {
-  if (j.is_number()) return j.get<double>();
-  if (j == "Infinity") return std::numeric_limits<double>::infinity();
-  if (j == "-Infinity") return -std::numeric_limits<double>::infinity();
-  return std::numeric_limits<double>::quiet_NaN();
-}
-
-std::string text(const Json& j, const char* key) {
-  const auto it = j.find(key);
-  return it != j.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
-std::string figure(double x) { return x == 0 ? "0" : fmt::format("{:.2e}", x); }
+constexpr size_t kMostLines = 6;    // of failing tensors, unless verbose
+constexpr size_t kMostPhases = 12;  // of failing phases
+constexpr size_t kClosest = 4;      // of passing phases: those closest to their tolerance
 
 std::string shell(const std::string& path) {
   const bool plain = !path.empty() && std::all_of(path.begin(), path.end(), [](unsigned char c) {
@@ -76,11 +63,14 @@ class Table {
 };
 
 struct PhaseLine {
-  int64_t n = 0, failed = 0, skipped = 0, hashed = 0, elements = 0, equal = 0, differing = 0;
+  int64_t n = 0, failed = 0, skipped = 0, elements = 0, equal = 0;
   double max_abs = 0, max_rel = 0, tolerance = -1;
-  bool floats = false;
+  bool floats = false, measured = false, unknown = false;  // unknown: other bits, how many was not counted
   std::string where;
+  double used() const { return tolerance > 0 ? max_rel / tolerance : max_rel > 0 ? HUGE_VAL : 0; }
 };
+
+std::string share_used(double used) { return used > 100 ? fmt::format("{:.3g} x", used) : fmt::format("{:.0f}%", std::ceil(100 * used)); }
 
 class Renderer {
  public:
@@ -140,10 +130,13 @@ class Renderer {
     }
     const Json& t = head_->at("tolerance");
     if (text(*head_, "level") != "byte_exact") {
-      std::string line = text(t, "preset").empty() ? "custom" : text(t, "preset");
+      std::string line = text(t, "preset").empty() ? "none" : text(t, "preset");
       const double factor = number(t.at("noise_factor")), fixed = number(t.at("fixed"));
       if (factor > 0) line += fmt::format(", {:g} x the {} noise floor", factor, text(t, "floor"));
       if (fixed > 0) line += fmt::format("{} {:g}", factor > 0 ? ", at least" : ",", fixed);
+      if (number(t.at("cache_ulp")) > 0) {
+        line += fmt::format(", plus {:g} ULP of the caches' type ({:.2e} each)", number(t.at("cache_ulps")), number(t.at("cache_ulp")));
+      }
       for (const auto& [phase, x] : t.at("by_phase").items()) line += fmt::format(", {} {:g}", phase, number(x));
       out_ += fmt::format("  {:<10} {}\n", "tolerance", line);
     }
@@ -153,29 +146,32 @@ class Renderer {
     out_ += "\n";
   }
 
-  void phases() {
-    std::vector<std::string> order;
-    std::map<std::string, PhaseLine> lines;
+  void read_phases() {
     for (const Json& r : records_) {
       if (text(r, "record") != "tensor") continue;
       const std::string phase = text(r, "phase");
-      if (!lines.contains(phase)) order.push_back(phase);
-      PhaseLine& l = lines[phase];
+      if (!lines_.contains(phase)) order_.push_back(phase);
+      PhaseLine& l = lines_[phase];
       if (text(r, "status") == "skipped" && text(r, "kind") != "not_required") {
         l.skipped++;
         continue;
       }
       l.n++;
       l.failed += text(r, "status") == "fail";
+      l.floats = l.floats || text(r.at("dtype"), "base").find('F') != std::string::npos;
       if (!r.contains("metrics")) {
-        l.hashed += r.at("reached") == "byte_exact";
+        if (text(r, "reached") == "byte_exact") {  // equal by hash: as good as counted
+          l.elements += elements_of(r);
+          l.equal += elements_of(r);
+        } else {
+          l.unknown = true;
+        }
         continue;
       }
       const Json& m = r.at("metrics");
+      l.measured = true;
       l.elements += m.at("elements").get<int64_t>();
       l.equal += m.at("bits_equal").get<int64_t>();
-      const bool floats = text(r.at("dtype"), "base").find('F') != std::string::npos;
-      l.floats = l.floats || floats;
       if (!r.at("tolerance").is_null()) l.tolerance = std::max(l.tolerance, number(r.at("tolerance")));
       l.max_abs = std::max(l.max_abs, number(m.at("max_abs")));
       if (number(m.at("max_rel")) > l.max_rel) {
@@ -186,74 +182,146 @@ class Renderer {
       }
     }
     // In the order of the forward pass, caches behind it; the prompts of a case do not all begin with the first phase.
-    std::stable_sort(order.begin(), order.end(), [](const std::string& a, const std::string& b) {
-      auto rank = [](const std::string& p) { return p.starts_with("state/") ? 1000000 : p == "ids" ? -1 : phase_rank(p); };
-      return rank(a) < rank(b);
-    });
+    std::stable_sort(order_.begin(), order_.end(), [](const auto& a, const auto& b) { return phase_order(a) < phase_order(b); });
+  }
+
+  /// Everything if verbose; else the phases that failed, or of a pass those closest to their tolerance. The others in a line.
+  void phases() {
+    read_phases();
+    std::vector<std::string> shown, rest;
+    const bool pass = summary_->at("exit_code") == 0;
+    for (const std::string& p : order_) {
+      const PhaseLine& l = lines_.at(p);
+      const bool fits = verbose_ || (!pass && l.failed > 0 && shown.size() < kMostPhases) ||
+                        (pass && l.measured && l.tolerance >= 0 && l.max_rel > 0 && l.floats);
+      (fits ? shown : rest).push_back(p);
+    }
+    if (pass && !verbose_ && shown.size() > kClosest) {
+      std::vector<std::string> by_use = shown;
+      std::stable_sort(by_use.begin(), by_use.end(), [&](const auto& a, const auto& b) { return lines_.at(a).used() > lines_.at(b).used(); });
+      by_use.resize(kClosest);
+      const auto far = [&](const std::string& p) { return std::find(by_use.begin(), by_use.end(), p) == by_use.end(); };
+      std::copy_if(shown.begin(), shown.end(), std::back_inserter(rest), far);
+      std::erase_if(shown, far);
+    }
     Table table({"phase", "n", "failed", "max_abs", "max_rel", "tolerance", "used", "bits equal", "where the worst row is"}, 8);
-    for (const std::string& phase : order) {
-      const PhaseLine& l = lines[phase];
-      std::string bits = l.elements > 0 ? fmt::format("{:.1f}%", std::floor(1000.0 * double(l.equal) / double(l.elements)) / 10)
-                                        : l.hashed > 0 ? "by hash" : "-";
-      const bool ids = l.elements > 0 && !l.floats;
-      std::string used = l.tolerance > 0 ? fmt::format("{:.0f}%", std::ceil(100 * l.max_rel / l.tolerance)) : "-";
-      if (l.tolerance > 0 && l.max_rel > 100 * l.tolerance) used = fmt::format("{:.3g} x", l.max_rel / l.tolerance);
+    for (const std::string& phase : shown) {
+      const PhaseLine& l = lines_.at(phase);
+      const std::string bits = l.unknown || l.elements == 0
+                                   ? "-"
+                                   : fmt::format("{:.1f}%", std::floor(1000.0 * double(l.equal) / double(l.elements)) / 10);
       std::string n = std::to_string(l.n);
       if (l.skipped > 0) n += fmt::format(" (+{} skipped)", l.skipped);
       std::vector<std::string> row = {phase, n, std::to_string(l.failed)};
-      if (ids) {
+      if (l.measured && !l.floats) {
         row.insert(row.end(), {"-", "-", "exact", "-"});
-      } else if (l.elements == 0) {
+      } else if (!l.measured) {
         row.insert(row.end(), {"-", "-", "-", "-"});
       } else {
-        row.insert(row.end(), {figure(l.max_abs), figure(l.max_rel), l.tolerance < 0 ? "none" : figure(l.tolerance), used});
+        row.insert(row.end(), {figure(l.max_abs), figure(l.max_rel), l.tolerance < 0 ? "none" : figure(l.tolerance),
+                               l.tolerance > 0 ? share_used(l.used()) : "-"});
       }
       row.push_back(bits);
       row.push_back(l.where);
       table.add(std::move(row));
     }
-    if (!table.empty()) out_ += table.str() + "\n";
+    if (!table.empty()) out_ += table.str();
+    others(rest);
+    if (!order_.empty()) out_ += "\n";
   }
 
+  /// One line for the phases that the table leaves out.
+  void others(const std::vector<std::string>& rest) {
+    size_t equal = 0, passed = 0, failed = 0, shown = 0, skipped = 0;
+    double used = 0;
+    for (const std::string& p : rest) {
+      const PhaseLine& l = lines_.at(p);
+      if (l.failed > 0) {
+        failed++;
+      } else if (l.n == 0) {
+        skipped++;
+      } else if (!l.unknown && l.equal == l.elements) {
+        equal++;
+      } else if (l.tolerance >= 0) {
+        passed++;
+        used = std::max(used, l.used());
+      } else {
+        shown++;  // measured and not judged: greedy_prefix
+      }
+    }
+    std::string line;
+    const auto add = [&](size_t n, const std::string& words) {
+      if (n > 0) line += fmt::format("{}{} {}", line.empty() ? "" : ", ", n, words);
+    };
+    add(failed, "more failed");
+    add(passed, fmt::format("within {} of their tolerance", share_used(used)));
+    add(equal, "equal bit for bit");
+    add(shown, "not judged at this level");
+    add(skipped, "not compared");
+    if (!line.empty()) out_ += fmt::format("  {}: {}\n", rest.size() == order_.size() ? "phases" : "other phases", line);
+  }
+
+  /// From the first divergence on, in execution order; what stands before it in another prompt comes last.
   void failures() {
-    size_t shown = 0, left_out = 0;
+    std::vector<const Json*> failed, skipped;
+    const Json& d = summary_->at("first_divergence");
+    size_t first = 0;
     for (const Json& r : records_) {
       if (text(r, "record") != "tensor") continue;
-      const std::string status = text(r, "status");
-      const bool skipped = status == "skipped" && text(r, "kind") != "not_required";
-      if (status != "fail" && !(verbose_ && skipped)) continue;
-      if (!verbose_ && shown >= kMostLines) {
-        left_out++;
-        continue;
+      if (text(r, "status") == "fail") {
+        if (d.is_object() && text(r, "name") == text(d, "name")) first = failed.size();
+        failed.push_back(&r);
+      } else if (text(r, "status") == "skipped" && text(r, "kind") != "not_required") {
+        skipped.push_back(&r);
       }
-      shown++;
-      out_ += fmt::format("  {}  {}: {}\n", status == "fail" ? paint("31", "fail") : "skip", text(r, "name"), text(r, "reason"));
     }
-    if (left_out > 0) out_ += fmt::format("  ... and {} more; --verbose names them\n", left_out);
+    std::rotate(failed.begin(), failed.begin() + ptrdiff_t(first), failed.end());
+    const size_t shown = verbose_ ? failed.size() : std::min(failed.size(), kMostLines);
+    for (size_t i = 0; i < shown; i++) {
+      out_ += fmt::format("  {}  {}: {}\n", paint("31", "fail"), text(*failed[i], "name"), text(*failed[i], "reason"));
+    }
+    if (shown < failed.size()) out_ += fmt::format("  ... and {} more; --verbose names them\n", failed.size() - shown);
     if (verbose_) {
-      for (const Json& r : records_) {
-        if (text(r, "record") != "tensor" || !r.contains("extra")) continue;
-        const Json& e = r.at("extra");
-        out_ += fmt::format("  more  {}: cosine {:.9g}, worst row {:.9g}, NMSE {}, element-wise {}", text(r, "name"),
-                            number(e.at("cosine")), number(e.at("worst_row_cosine")), figure(number(e.at("nmse"))),
-                            figure(number(e.at("max_elementwise_rel"))));
-        if (e.contains("logits")) {
-          const Json& l = e.at("logits");
-          out_ += fmt::format(", KL mean {} max {}, top-1 {}/{}, top-5 {}/{}, least margin {:.4g}", figure(number(l.at("kl_mean"))),
-                              figure(number(l.at("kl_max"))), l.at("top1_agree").get<int64_t>(), l.at("rows").get<int64_t>(),
-                              l.at("top5_agree").get<int64_t>(), l.at("rows").get<int64_t>(), number(l.at("min_margin")));
-        }
-        out_ += "\n";
-        shown++;
-      }
+      for (const Json* r : skipped) out_ += fmt::format("  skip  {}: {}\n", text(*r, "name"), text(*r, "reason"));
+      extras();
+    } else if (!skipped.empty()) {
+      out_ += fmt::format("  skip  {}{}: {}\n", text(*skipped[0], "name"),
+                          skipped.size() > 1 ? fmt::format(" and {} more", skipped.size() - 1) : "", text(*skipped[0], "reason"));
     }
-    if (shown > 0) out_ += "\n";
+    if (!failed.empty() || !skipped.empty()) out_ += "\n";
   }
 
+  void extras() {
+    for (const Json& r : records_) {
+      if (text(r, "record") != "tensor" || !r.contains("extra")) continue;
+      const Json& e = r.at("extra");
+      out_ += fmt::format("  more  {}: cosine {:.9g}, worst row {:.9g}, NMSE {}, element-wise {}", text(r, "name"),
+                          number(e.at("cosine")), number(e.at("worst_row_cosine")), figure(number(e.at("nmse"))),
+                          figure(number(e.at("max_elementwise_rel"))));
+      if (e.contains("logits")) {
+        const Json& l = e.at("logits");
+        out_ += fmt::format(", KL mean {} max {}, top-1 {}/{}, top-5 {}/{}, least margin {:.4g}", figure(number(l.at("kl_mean"))),
+                            figure(number(l.at("kl_max"))), l.at("top1_agree").get<int64_t>(), l.at("rows").get<int64_t>(),
+                            l.at("top5_agree").get<int64_t>(), l.at("rows").get<int64_t>(), number(l.at("min_margin")));
+      }
+      out_ += "\n";
+    }
+  }
+
+  /// A row per prompt that is not simply equal; the others in a line. All of them if verbose.
   void greedy() {
     Table table({"greedy ids", "in common", "status", "least margin", "remark"}, 4);
+    int64_t prompts = 0, ids = 0;
+    double least = HUGE_VAL;
     for (const Json& r : records_) {
       if (text(r, "record") != "greedy") continue;
+      const double margin = r.at("min_margin").is_null() ? HUGE_VAL : number(r.at("min_margin"));
+      if (!verbose_ && text(r, "status") == "pass") {
+        prompts++;
+        ids += r.at("length").get<int64_t>();
+        least = std::min(least, margin);
+        continue;
+      }
       std::string remark = text(r, "reason");
       for (const Json& f : r.at("flips")) {
         if (!f.at("near_tie").get<bool>()) continue;
@@ -262,9 +330,14 @@ class Renderer {
                               number(f.at("margin")), number(f.at("noise")));
       }
       table.add({text(r, "prompt"), fmt::format("{}/{}", r.at("prefix").get<int64_t>(), r.at("length").get<int64_t>()),
-                 text(r, "status"), r.at("min_margin").is_null() ? "-" : fmt::format("{:.4g}", number(r.at("min_margin"))), remark});
+                 text(r, "status"), std::isinf(margin) ? "-" : fmt::format("{:.4g}", margin), remark});
     }
-    if (!table.empty()) out_ += table.str() + "\n";
+    if (!table.empty()) out_ += table.str();
+    if (prompts > 0) {
+      out_ += fmt::format("  greedy ids: all {} equal in {} {}prompt{}{}\n", ids, prompts, table.empty() ? "" : "other ",
+                          prompts == 1 ? "" : "s", std::isinf(least) ? "" : fmt::format(", least margin {:.4g}", least));
+    }
+    if (!table.empty() || prompts > 0) out_ += "\n";
   }
 
   void topk() {
@@ -330,11 +403,14 @@ class Renderer {
   const bool color_, verbose_;
   const Json* head_ = nullptr;
   const Json* summary_ = nullptr;
+  std::vector<std::string> order_;
+  std::map<std::string, PhaseLine> lines_;
   std::string out_;
 };
 
 }  // namespace
+}  // namespace assay::report
 
-std::string render_text(const std::vector<Json>& records, bool color, bool verbose) { return Renderer(records, color, verbose).run(); }
-
-}  // namespace assay
+std::string assay::render_text(const std::vector<nlohmann::ordered_json>& records, bool color, bool verbose) {
+  return report::Renderer(records, color, verbose).run();
+}

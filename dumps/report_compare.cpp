@@ -56,7 +56,7 @@ std::string float64_table(const Material& all, const std::string& name, const st
               {"side", "#added here", "#accumulated", "#limit", "status", "at", "#float64", "#this side"});
   for (const Json* n : all.nodes) {
     if (text(*n, "name") != name) continue;
-    t.row(failed(*n) ? "fail" : "").cell(text(*n, "side"));
+    t.row(failed(*n) ? "bad" : "").cell(text(*n, "side"));
     for (const char* key : {"added", "accumulated", "limit"}) figure_or_blank(t, *n, {key});
     t.html(status_html(text(*n, "status")));
     const Json* worst = find(*n, {"worst"});
@@ -120,6 +120,10 @@ void phases(const Comparison& c, const std::string& prefix, std::vector<Section>
     l.n++;
     l.failed += failed(*t);
     const Json* m = metrics_of(*t);
+    if (!m && text(*t, "reached") == "byte_exact") {  // equal by hash: as good as counted
+      l.elements += elements_of(*t);
+      l.equal += elements_of(*t);
+    }
     if (!m) continue;
     l.elements += integer(*m, {"elements"});
     l.equal += integer(*m, {"bits_equal"});
@@ -134,7 +138,7 @@ void phases(const Comparison& c, const std::string& prefix, std::vector<Section>
                    "#elements of equal bits", "where the worst row is"});
   for (const std::string& phase : order) {
     const Line& l = lines[phase];
-    table.row(l.failed ? "fail" : "").cell(phase).count(l.n).count(l.failed).count(l.skipped);
+    table.row(l.failed ? "bad" : "").cell(phase).count(l.n).count(l.failed).count(l.skipped);
     if (l.worst) {
       const double rel = number(*l.worst, {"metrics", "max_rel"}), tolerance = number(*l.worst, {"tolerance"});
       table.cell(rel);
@@ -145,7 +149,8 @@ void phases(const Comparison& c, const std::string& prefix, std::vector<Section>
                      ? fmt::format("<code>{}</code>: {}", escape(text(*l.worst, "name")), escape(text(*place, "text")))
                      : "–");
     } else {
-      for (int i = 0; i < 6; i++) table.blank();
+      for (int i = 0; i < 4; i++) table.blank();
+      table.cell(l.elements > 0 ? fmt::format("{} of {}", l.equal, l.elements) : "–").blank();
     }
   }
   out.push_back({prefix + "phase-s", "Phases", table.str()});
@@ -169,7 +174,7 @@ void tensors(const Comparison& c, const std::string& prefix, std::vector<Section
                    "#elements", "#1 ULP", "#4 ULP", "#not finite", "#row", "#column", "#base", "#target", "why"});
   for (const size_t i : shown) {
     const Json& t = *c.tensors[i];
-    table.row(failed(t) ? "fail" : "").html("<code>" + escape(text(t, "name")) + "</code>");
+    table.row(failed(t) ? "bad" : "").html("<code>" + escape(text(t, "name")) + "</code>");
     const std::string status = text(t, "status");
     status == "pass" ? table.cell("pass") : table.html(status_html(status));
     figure_or_blank(table, t, {"metrics", "max_rel"});
@@ -204,7 +209,7 @@ void greedy(const Comparison& c, const std::string& prefix, std::vector<Section>
   HtmlTable flips(prefix + "flips", "Where another id was chosen",
                   {"prompt", "#step", "#base id", "#target id", "#margin", "#noise", "near tie", "why"});
   for (const Json* g : c.greedy) {
-    table.row(failed(*g) ? "fail" : "").cell(text(*g, "prompt")).html(status_html(text(*g, "status")));
+    table.row(failed(*g) ? "bad" : "").cell(text(*g, "prompt")).html(status_html(text(*g, "status")));
     table.count(integer(*g, {"prefix"})).count(integer(*g, {"length"}));
     figure_or_blank(table, *g, {"min_margin"});
     table.cell(text(*g, "reason"));

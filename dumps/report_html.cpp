@@ -24,7 +24,7 @@ std::string side_html(const Json& head, const char* side) {
   out += fmt::format(" <span class=\"soft\">({})</span>", escape(kind));
   if (const Json* by = find(*s, {"made_by"}); by && by->is_object()) {
     std::string made;
-    for (const auto& [key, value] : by->items()) made += (made.empty() ? "" : "; ") + key + ": " + plain(value);
+    for (const auto& [key, value] : by->items()) made += (made.empty() ? "" : "; ") + key + ": " + words(value);
     out += fmt::format("<br><span class=\"soft\">{}</span>", escape(made));
   }
   return out;

@@ -46,6 +46,7 @@ std::string cell_text(const Cell& c) {
       break;
     case Kind::value:
       out = std::isinf(c.value) ? "inf" : c.value > 0 ? fmt::format("{:.1f}", std::log10(c.value)) : "±0";
+      if (out == "-0.0") out = "0.0";
       break;
   }
   return out + (c.failed ? "!" : "");
@@ -259,10 +260,7 @@ std::string heat_legend_html() {
 }
 
 std::string heat_map_html(const HeatMap& map) {
-  std::string out = fmt::format(
-      "<div class=\"box\" role=\"region\" tabindex=\"0\" aria-labelledby=\"{0}-t\">\n<table id=\"{0}\" role=\"grid\" "
-      "class=\"heat{1}\"><caption id=\"{0}-t\">{2}</caption>\n<thead><tr><th scope=\"col\">{3}</th>",
-      map.id, map.upright ? " upright" : "", escape(map.caption), escape(map.corner));
+  std::string out = fmt::format("<thead><tr><th scope=\"col\">{}</th>", escape(map.corner));
   for (const std::string& c : map.columns) out += fmt::format("<th scope=\"col\"><span>{}</span></th>", escape(c));
   out += "</tr></thead>\n<tbody>\n";
   for (size_t r = 0; r < map.rows.size(); r++) {
@@ -285,10 +283,12 @@ std::string heat_map_html(const HeatMap& map) {
     }
     out += "</tr>\n";
   }
-  return out + fmt::format(
-                   "</tbody></table></div>\n<p class=\"say\" id=\"{}-say\" aria-live=\"polite\">Arrow keys walk "
-                   "through the cells; what a cell stands for is said here.</p>\n",
-                   map.id);
+  return boxed_table(map.id, map.caption, fmt::format(" role=\"grid\" class=\"heat{}\"", map.upright ? " upright" : ""),
+                     out + "</tbody>") +
+         fmt::format(
+             "<p class=\"say\" id=\"{}-say\" aria-live=\"polite\">Arrow keys walk through the cells; what a "
+             "cell stands for is said here.</p>\n",
+             map.id);
 }
 
 void map_sections(const Comparison& c, const std::string& prefix, std::vector<Section>& out) {

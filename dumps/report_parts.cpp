@@ -75,6 +75,16 @@ std::string plain(const Json& j) {
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string words(const Json& j) {
+  if (!j.is_object()) return plain(j);
+  std::string out;
+  for (const auto& [key, value] : j.items()) {
+    if (value.is_null() || value == "") continue;
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", key, words(value));
+  }
+  return out;
+}
+
 std::string figure(double x) {
   if (std::isnan(x)) return "NaN";
   if (std::isinf(x)) return x < 0 ? "-inf" : "inf";
@@ -89,6 +99,14 @@ std::string exact(double x) {
 
 int phase_order(const std::string& phase) {
   return phase.starts_with("state/") ? 1000000 : phase == "ids" ? -1 : phase_rank(phase);
+}
+
+int64_t elements_of(const Json& tensor) {
+  double n = 1;
+  const Json* shape = find(tensor, {"shape"});
+  if (!shape || !shape->is_array()) return 0;
+  for (const Json& x : *shape) n *= x.is_number_integer() ? x.get<double>() : 0;
+  return n > 0 && n < 0x1p62 ? int64_t(n) : 0;
 }
 
 namespace {
@@ -193,13 +211,18 @@ HtmlTable& HtmlTable::count(int64_t n) {
   return *this;
 }
 
+std::string boxed_table(const std::string& id, std::string_view caption, std::string_view attributes,
+                        std::string_view rows) {
+  return fmt::format(
+      "<p class=\"cap\" id=\"{0}-t\">{1}</p>\n<div class=\"box\" role=\"region\" tabindex=\"0\" "
+      "aria-labelledby=\"{0}-t\">\n<table id=\"{0}\" aria-labelledby=\"{0}-t\"{2}>\n{3}</table></div>\n",
+      id, escape(caption), attributes, rows);
+}
+
 std::string HtmlTable::str() {
   if (open_row_) out_ += "</tr>\n";
   open_row_ = false;
-  return fmt::format(
-      "<div class=\"box\" role=\"region\" tabindex=\"0\" aria-labelledby=\"{0}-t\">\n<table id=\"{0}\">"
-      "<caption id=\"{0}-t\">{1}</caption>\n{2}</tbody></table></div>\n",
-      id_, escape(caption_), out_);
+  return boxed_table(id_, caption_, "", out_ + "</tbody>");
 }
 
 Material sort_out(const std::vector<Json>& records) {
@@ -228,7 +251,7 @@ Material sort_out(const std::vector<Json>& records) {
       current().warnings.push_back(&r);
     } else if (kind == "node_error") {
       m.nodes.push_back(&r);
-    } else if (kind == "bisect") {
+    } else if (kind == "bisect" || kind == "graft" || kind == "replay") {
       m.bisects.push_back(&r);
     } else if (kind == "fault") {
       m.faults.push_back(&r);

@@ -24,14 +24,22 @@ std::string text(const Json& j, const char* key);  // "" where it is absent or n
 /// A value as people read it: strings as they are, numbers shortest, the rest as JSON.
 std::string plain(const Json& j);
 
+std::string words(const Json& j);  // the same, objects as "key value, key value"
+
 std::string figure(double x);  // "1.23e-06", "0", "inf", "NaN"
 std::string exact(double x);   // shortest text that reads back as the same double
+/// Elements of a tensor record by its shape; 0 where it has none.
+int64_t elements_of(const Json& tensor);
 /// Rank of a phase in a forward pass, ids before and caches behind everything: the order of tables and maps.
 int phase_order(const std::string& phase);
 
 /// For element content and quoted attributes. Controls, bytes that are no UTF-8 and marks that turn the direction of
 /// writing are spelt out, so that a hostile name can't steer a reader.
 std::string escape(std::string_view s);
+
+/// A table in a box that scrolls by itself, under a line that says what it is. `attributes` begins with a blank.
+std::string boxed_table(const std::string& id, std::string_view caption, std::string_view attributes,
+                        std::string_view rows);
 
 /// A table row by row; cells are escaped, figures carry their exact value in data-v.
 class HtmlTable {
@@ -83,8 +91,8 @@ struct Comparison {
 /// All records, sorted into what they speak of.
 struct Material {
   std::vector<Comparison> comparisons;
-  std::vector<const Json*> nodes, bisects, faults, checks;
-  std::vector<std::pair<std::string, int64_t>> unknown;  // kinds that no part shows
+  std::vector<const Json*> nodes, bisects, faults, checks;  // bisects: grafts and replays of reproducers, too
+  std::vector<std::pair<std::string, int64_t>> unknown;     // kinds that no part shows
 };
 Material sort_out(const std::vector<Json>& records);
 

@@ -45,15 +45,14 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 ul.plain{margin:.2rem 0;padding-left:1.1rem}
 .box{overflow-x:auto;max-width:100%;border:1px solid var(--line);border-radius:8px;background:var(--card);margin:.6rem 0 .2rem}
 table{border-collapse:separate;border-spacing:0;font-size:.86rem;line-height:1.35}
-caption{caption-side:top;text-align:left;padding:.55rem .8rem .45rem;color:var(--soft);position:sticky;left:0;font-size:.88rem}
+.cap{color:var(--soft);font-size:.88rem;margin:1rem 0 -.2rem}
 .box>table:not(.heat):not(.kill){min-width:100%}
 th,td{padding:.26rem .7rem;text-align:left;vertical-align:top;border-top:1px solid var(--line)}
-thead th{background:var(--head);font-weight:600;white-space:nowrap;vertical-align:bottom}
+thead tr:first-child th{border-top:0}thead th{background:var(--head);font-weight:600;white-space:nowrap;vertical-align:bottom}
 tbody th{font-weight:500}
 .n{text-align:right;white-space:nowrap}
-td.wide,th.wide{min-width:18rem}
-tr.fail td,tr.fail th{background:transparent;color:inherit}
-tr.fail>:first-child{box-shadow:inset 3px 0 var(--fail)}
+td code,th code{white-space:nowrap}td{max-width:34rem}
+tr.bad>:first-child{box-shadow:inset 3px 0 var(--fail)}
 tr.here{background:var(--failbg)}tr.here>:first-child{box-shadow:inset 3px 0 var(--fail)}
 .st{font-weight:600;border-radius:4px;padding:0 .35rem;white-space:nowrap}
 table.heat{font-size:.74rem}
@@ -74,7 +73,7 @@ td.skip{color:var(--soft)}td.odd{background:var(--failbg);color:var(--fail)}
 .kill thead th:not(:first-child) span{writing-mode:vertical-rl;transform:rotate(180deg);display:inline-block;text-align:left;font-weight:500;max-height:16rem;padding:.3rem 0}
 .kill tbody th{text-align:left}
 .kill td.want{box-shadow:inset 0 0 0 2px var(--soft)}
-.track{display:inline-block;width:9rem;height:.7rem;background:var(--head);border-radius:3px;vertical-align:middle}
+.track{display:inline-block;width:6rem;height:.7rem;background:var(--head);border-radius:3px;vertical-align:middle}
 .track i{display:block;height:100%;border-radius:3px;background:var(--bar)}.track.base i{background:var(--bar2)}
 details{margin:.6rem 0}summary{cursor:pointer;padding:.2rem 0}
 input[type=search]{font:inherit;padding:.3rem .6rem;border:1px solid var(--line);border-radius:6px;background:var(--card);color:inherit;width:min(24rem,100%)}

@@ -103,7 +103,7 @@ void nodes(const Material& all, std::vector<Section>& out) {
     const Node& n = list[i].second;
     const Json& any = n.target ? *n.target : *n.base;
     const bool failed = text(any, "status") == "fail";
-    table.row(failed ? "fail" : "").html("<code>" + escape(list[i].first) + "</code>");
+    table.row(failed ? "bad" : "").html("<code>" + escape(list[i].first) + "</code>");
     for (const bool is_base : {false, true}) {
       if (!(is_base ? base : target)) continue;
       const Json* side = is_base ? n.base : n.target;
@@ -136,22 +136,35 @@ void nodes(const Material& all, std::vector<Section>& out) {
   out.push_back({"nodes", "Added error per node", body + "</details>\n"});
 }
 
+/// Values as people read them: lists as lists, objects as "key value, key value".
+std::string value_html(const Json& value) {
+  if (value.is_array()) {
+    std::string items;
+    for (const Json& x : value) items += "<li>" + escape(words(x)) + "</li>";
+    return items.empty() ? "none" : "<ul class=\"plain\">" + items + "</ul>";
+  }
+  return escape(words(value));
+}
+
 void bisects(const Material& all, std::vector<Section>& out) {
   std::string body;
   for (const Json* b : all.bisects) {
-    const std::string verdict = text(*b, "verdict");
+    const std::string kind = text(*b, "record");
+    std::string verdict = kind == "bisect" ? text(*b, "verdict") : kind;
+    bool good = verdict == "equal";
+    const auto is = [&](const char* key) {
+      const Json* x = find(*b, {key});
+      return x && *x == true;
+    };
+    if (kind == "graft") verdict = (good = is("vanished")) ? "graft: the error vanishes" : "graft: an error stays";
+    if (kind == "replay") verdict = (good = !is("reproduces")) ? "replay: equal" : "replay: reproduced";
     body += fmt::format(
         "<div class=\"card\"><div class=\"verdict\"><span class=\"badge {}\">{}</span><p>{}</p></div>\n<dl>\n",
-        verdict == "equal" ? "pass" : "fail", escape(verdict), escape(text(*b, "text")));
+        good ? "pass" : "fail", escape(verdict), escape(text(*b, "text")));
     for (const auto& [key, value] : b->items()) {
-      if (key == "record" || key == "verdict" || key == "text") continue;
-      if (value.is_array() && !value.empty()) {
-        std::string items;
-        for (const Json& x : value) items += "<li>" + escape(plain(x)) + "</li>";
-        body += fmt::format("<dt>{}</dt><dd class=\"mono\"><ul class=\"plain\">{}</ul></dd>\n", escape(key), items);
-      } else {
-        body += fmt::format("<dt>{}</dt><dd class=\"mono\">{}</dd>\n", escape(key), escape(plain(value)));
-      }
+      if (key == "record" || key == "version" || key == "verdict" || key == "text" || value.is_null()) continue;
+      if ((value.is_array() || value.is_string()) && (value.empty() || value == "")) continue;
+      body += fmt::format("<dt>{}</dt><dd>{}</dd>\n", escape(key), value_html(value));
     }
     body += "</dl></div>\n";
   }
@@ -166,6 +179,7 @@ constexpr Kill kKills[] = {{"missed", "✗", "missed", "fail"},
                            {"elsewhere", "≈", "elsewhere", "near"},
                            {"not_planted", "∅", "not planted", "fail"},
                            {"caught", "✓", "caught", "pass"},
+                           {"survives", "○", "survives", ""},  // as the table says: this check can not see it
                            {"not_run", "–", "not run", ""},
                            {"not_applicable", "/", "not applicable", ""}};
 
@@ -211,7 +225,7 @@ void faults(const Material& all, std::vector<Section>& out) {
     const std::string id = text(*f, "id");
     const bool good = yes(*f, "caught_as_expected");
     as_expected += good;
-    rows += fmt::format("<tr{}><th scope=\"row\"><code>{}</code></th>", good ? "" : " class=\"fail\"", escape(id));
+    rows += fmt::format("<tr{}><th scope=\"row\"><code>{}</code></th>", good ? "" : " class=\"bad\"", escape(id));
     for (const std::string& check : checks) {
       const Kill* kill = nullptr;
       std::string place;
@@ -222,9 +236,11 @@ void faults(const Material& all, std::vector<Section>& out) {
         for (const Json& x : *list) {
           if (text(x, "check") != check) continue;
           if (key == std::string_view("expected")) wanted = true;
+          const bool may_miss = text(x, "status") == "missed" && yes(x, "survives");
+          const std::string status = may_miss ? "survives" : text(x, "status");
           for (const Kill& k : kKills) {
             // Several entries of one check: the worst one stands.
-            if (text(x, "status") != k.status || (kill && kill <= &k)) continue;
+            if (status != k.status || (kill && kill <= &k)) continue;
             kill = &k;
             place = text(x, "place");
           }
@@ -249,14 +265,13 @@ void faults(const Material& all, std::vector<Section>& out) {
     details.html(yes(*f, "clean") ? "yes" : "<span class=\"st fail\">no</span>");
     details.html(place_list(*f, "expected")).html(place_list(*f, "found")).cell(text(*f, "note"));
   }
-  std::string body = fmt::format(
-      "<p>{} of {} faults were caught as expected. A frame marks the checks that must catch a fault.</p>\n"
-      "<div class=\"box\" role=\"region\" tabindex=\"0\" aria-labelledby=\"kill-t\">\n<table id=\"kill\" "
-      "class=\"kill\">"
-      "<caption id=\"kill-t\">Kill matrix: planted faults by checks</caption>\n<thead><tr><th "
-      "scope=\"col\">fault</th>{}</tr></thead>"
-      "\n<tbody>\n{}</tbody></table></div>\n<details><summary>Places</summary>\n{}</details>\n",
-      as_expected, all.faults.size(), head, rows, details.str());
+  std::string body =
+      fmt::format("<p>{} of {} faults were caught as expected. A frame marks the checks that must catch a fault.</p>\n",
+                  as_expected, all.faults.size());
+  body +=
+      boxed_table("kill", "Kill matrix: planted faults by checks", " class=\"kill\"",
+                  "<thead><tr><th scope=\"col\">fault</th>" + head + "</tr></thead>\n<tbody>\n" + rows + "</tbody>");
+  body += "<details><summary>Places</summary>\n" + details.str() + "</details>\n";
   out.push_back({"faults", "Planted faults", body});
 }
 
@@ -276,7 +291,7 @@ void checks(const Material& all, std::vector<Section>& out) {
     const std::string verdict = text(*c, "verdict");
     count[verdict]++;
     const bool bad = verdict == "fail" || verdict == "error";
-    table.row(bad ? "fail" : "").html("<code>" + escape(text(*c, "id")) + "</code>");
+    table.row(bad ? "bad" : "").html("<code>" + escape(text(*c, "id")) + "</code>");
     table.html(fmt::format("<span class=\"st {}\">{}</span>",
                            bad                    ? "fail"
                            : verdict == "not run" ? "near"

@@ -175,7 +175,7 @@ void DumpWriter::Impl::prepare_folder() {
   }
   fs::create_directories(options.dir / "hashes", error);
   if (error) throw Error(ErrorKind::io, (options.dir / "hashes").string(), "can't be created", {}, error.message());
-  rows_file = OutFile(options.dir / "hashes" / "rows.u64");
+  rows_file = OutFile(options.dir / "hashes" / "rows.u64", options.when_full);
 }
 
 void DumpWriter::Impl::remove_parts() noexcept {
@@ -288,7 +288,7 @@ void DumpWriter::Impl::add_to_gather(size_t first, size_t last, int64_t bytes) {
   if (it == parts.end()) {
     parts.emplace_back();
     it = parts.end() - 1;
-    it->file = OutFile(options.dir / part_name(parts.size() - 1));
+    it->file = OutFile(options.dir / part_name(parts.size() - 1), options.when_full);
     it->gather = it->open = true;
   }
   it->bytes += bytes;
@@ -305,7 +305,7 @@ void DumpWriter::Impl::add_to_gather(size_t first, size_t last, int64_t bytes) {
 void DumpWriter::Impl::open_large(size_t first, size_t last) {
   parts.emplace_back();
   Part& part = parts.back();
-  part.file = OutFile(options.dir / part_name(parts.size() - 1));
+  part.file = OutFile(options.dir / part_name(parts.size() - 1), options.when_full);
   for (size_t i = first; i < last; ++i) {
     part.tensors.push_back(i);
     part.bytes += tensors[i].bytes;

@@ -44,6 +44,7 @@ class DumpWriter {
     bool replace = false;        // --force: a finished dump may be replaced; the old one is gone from the start
     std::string filter;          // what --filter left in, as text for the manifest
     bool partial = false;        // a baseline that does not hold everything: extra tensors on the other side are no failure
+    std::string when_full;       // what to do about a full disk besides freeing space (OutFile)
     bool sync = true;            // fsync before the rename; off only where a power cut does not matter (tests)
     uint64_t max_bytes = 0;      // refuse to declare more bytes of values than this (0: no limit); Error{usage}
   };

@@ -7,6 +7,7 @@
 #include "conformance/cli/options.h"
 #include "dumps/compare.h"
 #include "dumps/error.h"
+#include "dumps/report.h"
 #include "dumps/map.h"
 
 namespace assay::cli {
@@ -14,6 +15,7 @@ namespace {
 struct CompareCommand {
   std::string base, target, level = "max_rel", preset, until, only, map, json;
   std::optional<double> tol, noise_factor;
+  std::string html;
   int threads = 0;
   bool verbose = false, no_color = false, extra = false;
 };
@@ -41,6 +43,7 @@ int run(const CompareCommand& o) {
       throw Error(ErrorKind::usage, name, "out of range", "0 to 1e6", std::to_string(*value));
   if (o.tol) {
     options.tolerance.fixed = *o.tol;
+    options.tolerance.cache_ulps = 0;
     if (o.preset.empty() && !o.noise_factor) options.tolerance.noise_factor = 0;
     options.tolerance.preset = "custom";
   }
@@ -55,6 +58,7 @@ int run(const CompareCommand& o) {
   if (o.threads < 0 || o.threads > 1024) throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(o.threads));
   options.threads = o.threads;
   options.extra = o.extra;
+  options.row_errors = !o.json.empty() || !o.html.empty();   // for maps by position
   if (isatty(2))   // a bar on a terminal, silence elsewhere
     options.progress = [last = int64_t(-1)](int64_t done, int64_t total) mutable {
       const int64_t percent = total ? 100 * done / total : 100;
@@ -72,6 +76,7 @@ int run(const CompareCommand& o) {
   if (!o.map.empty()) kept += " --map " + o.map;
   if (!kept.empty()) records.front()["arguments"] = kept.substr(1);
   if (!o.json.empty()) write_records(o.json, records);
+  if (!o.html.empty()) write_text(o.html, render_html(records));
   if (o.json != "-") std::cout << render_text(records, !o.no_color && isatty(1), o.verbose);
   return result.exit_code();
 }
@@ -93,11 +98,12 @@ void add_compare(CLI::App& app, int& code) {
   c->add_option("--map", o->map, "map file (dumps/MAP.md): the target is another engine's dump");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
-  c->add_flag("--verbose", o->verbose, "a line per tensor");
+  c->add_option("--html", o->html, "write the report as one HTML file, without anything from outside");
+  c->add_flag("--verbose", o->verbose, "every phase, prompt and failing tensor");
   c->add_flag("--extra", o->extra, "cosine, NMSE, element-wise relative error; for logits KL, top-k agreement, margin");
   c->add_flag("--no-color", o->no_color, "plain text on a terminal");
   c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact\n"
-            "  assay compare /tmp/f32 /tmp/bf16 --preset bf16");
+            "  assay compare /tmp/f32 /tmp/bf16 --preset bf16 --html /tmp/report.html");
   c->callback([o, &code] { code = run(*o); });
 }
 

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   cli::add_ppl(app, code);
   cli::add_dump(app, code);
   cli::add_compare(app, code);
+  cli::add_report(app, code);
   cli::add_map(app, code);
   cli::add_inspect(app, code);
   cli::add_convert(app, code);

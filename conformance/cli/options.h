@@ -66,6 +66,7 @@ void add_run(CLI::App& app, int& code);
 void add_ppl(CLI::App& app, int& code);
 void add_dump(CLI::App& app, int& code);
 void add_compare(CLI::App& app, int& code);
+void add_report(CLI::App& app, int& code);
 void add_map(CLI::App& app, int& code);
 void add_inspect(CLI::App& app, int& code);
 void add_convert(CLI::App& app, int& code);
