@@ -45,6 +45,7 @@ const std::vector<Check>& registry() {
     add_kernel_checks(out);
     add_official_checks(out);
     add_bound_checks(out);
+    add_oracle_checks(out);
     add_equivalence_checks(out);
     add_quantised_equivalence_checks(out);
     add_trace_checks(out);
@@ -54,6 +55,7 @@ const std::vector<Check>& registry() {
     add_config_echo_checks(out);
     add_tokenizer_checks(out);
     add_fault_checks(out);
+    add_drill_checks(out);
     std::set<std::string> ids;
     for (const Check& c : out)
       if (!ids.insert(c.id).second) throw Error(ErrorKind::internal, c.id, "two checks of the same id");

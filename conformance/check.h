@@ -93,6 +93,8 @@ int combined_exit_code(const std::vector<CheckResult>& results);
 // Each room adds its checks.
 void add_official_checks(std::vector<Check>& out);     // integration/official.cpp
 void add_bound_checks(std::vector<Check>& out);        // integration/bounds.cpp
+void add_oracle_checks(std::vector<Check>& out);        // integration/oracle.cpp
+void add_oracle_width_checks(std::vector<Check>& out);  // integration/oracle_width.cpp, called by the former
 void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalence.cpp
 void add_quantised_equivalence_checks(std::vector<Check>& out);   // equivalence/quantised.cpp
 void add_trace_checks(std::vector<Check>& out);        // equivalence/trace.cpp
@@ -102,6 +104,7 @@ void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
 void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
 void add_config_echo_checks(std::vector<Check>& out);  // artifact/config_echo.cpp
 void add_tokenizer_checks(std::vector<Check>& out);    // text/tokenizer_checks.cpp
+void add_drill_checks(std::vector<Check>& out);        // drill/drill_checks.cpp
 void add_fault_checks(std::vector<Check>& out);        // faults/fault_checks.cpp
 
 }  // namespace assay

@@ -25,14 +25,17 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<const Model> model, const Du
 }
 
 DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
+  return run_dump(*make_engine(std::move(model), spec), spec);
+}
+
+DumpRun run_dump(Engine& engine, const DumpSpec& spec) {
   DumpRun run;
-  std::unique_ptr<Engine> engine = make_engine(std::move(model), spec);
   GenerateOptions generate_options = spec.generate;
   if (spec.out.empty()) {
-    run.generated = generate(*engine, spec.requests, generate_options, nullptr, &run.trace);
+    run.generated = generate(engine, spec.requests, generate_options, nullptr, &run.trace);
   } else {
-    check_requests(*engine, spec.requests, generate_options);   // before a finished dump is replaced
-    spec.capture.check(engine->program());
+    check_requests(engine, spec.requests, generate_options);   // before a finished dump is replaced
+    spec.capture.check(engine.program());
     DumpWriter::Options writer_options;
     writer_options.dir = spec.out;
     writer_options.mode = spec.mode;
@@ -42,10 +45,12 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
     writer_options.when_full = "write less (--mode stats, --filter, --layers)";
     for (const std::string& p : spec.capture.phases) writer_options.filter += (writer_options.filter.empty() ? "" : ",") + p;
     DumpWriter writer(writer_options);
-    Capture capture(writer, *engine, spec.requests, spec.capture);
+    Capture capture(writer, engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
-    run.generated = generate(*engine, spec.requests, generate_options, &capture, &run.trace);
-    describe(writer.manifest(), *engine, spec.requests, run.generated, spec.generate);
+    run.generated = generate(engine, spec.requests, generate_options, &capture, &run.trace);
+    describe(writer.manifest(), engine, spec.requests, run.generated, spec.generate);
+    // Also where no node shows it: a constant, a wire.
+    if (!spec.plant.empty()) writer.manifest()["planted_faults"] = {spec.plant};
     nlohmann::ordered_json trace = nlohmann::ordered_json::object();
     for (const auto& [variant, nodes] : run.trace.variants()) trace[variant] = nodes;
     writer.manifest()["trace"] = {{"physical_passes", run.trace.passes}, {"nodes_by_variant", trace}};
@@ -53,7 +58,7 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
   }
   for (size_t i = 0; i < spec.requests.size(); i++) {
     const bool kept = spec.generate.batch || i + 1 == spec.requests.size();
-    run.state_hashes.push_back(kept ? engine->state_hash(spec.generate.batch ? int(i) : spec.generate.slot) : "");
+    run.state_hashes.push_back(kept ? engine.state_hash(spec.generate.batch ? int(i) : spec.generate.slot) : "");
   }
   return run;
 }

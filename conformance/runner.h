@@ -34,6 +34,8 @@ struct DumpRun {
 std::unique_ptr<Engine> make_engine(std::shared_ptr<const Model> model, const DumpSpec& spec);
 /// Runs the requests and writes the dump. Without an `out` nothing is captured.
 DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec);
+/// The same with an engine that is there already, as it was rewritten.
+DumpRun run_dump(Engine& engine, const DumpSpec& spec);
 
 /// The requests of an official case's manifest: prompts with `decode.steps` passes; forced: fed with the golden ids.
 std::vector<Request> official_requests(const std::filesystem::path& case_dir, bool forced = false);

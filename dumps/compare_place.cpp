@@ -150,12 +150,12 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
   const CompareRecord& r = *first;
   d.name = r.name;
   d.kind = r.kind;
+  d.from = r.from;
   std::string node = r.name;
   if (const auto n = parse_tensor_name(r.name)) {
     d.prompt = n->prompt;
     d.pass = n->pass;
     d.step = n->step;
-  d.from = r.from;
     d.layer = n->layer;
     d.phase = n->phase;
     node = n->prompt;
@@ -188,8 +188,8 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
   } else {
     d.text += ": " + r.reason;
   }
+  if (!d.from.empty()) d.text += " (from " + d.from + ")";
   return d;
 }
 
 }  // namespace assay::comparing
-  if (!d.from.empty()) d.text += " (from " + d.from + ")";

@@ -200,6 +200,13 @@ class Planner {
     CompareRecord& r = record(b, Status::pass, "", "");
     r.dtype_target = name_of(t.dtype);
     r.answered_by = std::move(answered_by);
+    r.from = t.from;
+    if (!t.fault.empty()) {
+      r.status = Status::fail;
+      r.kind = "replicas";
+      r.reason = t.fault;
+      return;
+    }
     if (b.shape != t.shape) {
       r.status = Status::fail;
       r.kind = "shape";
@@ -228,13 +235,6 @@ class Planner {
     // At byte_exact equal hashes decide, unless there are values that could be NaN, which passes nowhere.
     const bool finite = b.stats ? b.stats->non_finite == 0 : t.stats && t.stats->non_finite == 0;
     const int64_t nans = std::max(b.nans, t.nans);
-    r.from = t.from;
-    if (!t.fault.empty()) {
-      r.status = Status::fail;
-      r.kind = "replicas";
-      r.reason = t.fault;
-      return;
-    }
     const bool no_stats = !b.stats && !t.stats && nans == 0;   // a dump of hashes alone says by `nans` that it holds one
     if (options_.level == Level::byte_exact && same && (finite || !is_float(b.dtype))) p.measure = false;
     if (!p.measure && r.status == Status::pass) {
@@ -275,6 +275,7 @@ class Planner {
         continue;
       }
       std::swap(plan_.records.back().dtype_base, plan_.records.back().dtype_target);
+      plan_.records.back().from = t.from;
     }
   }
 
@@ -304,6 +305,5 @@ std::string scale_key(const std::string& name) {
 Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy) {
   return Planner(base, target, options, greedy).run();
 }
-      plan_.records.back().from = t.from;
 
 }  // namespace assay::comparing

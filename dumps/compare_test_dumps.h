@@ -25,6 +25,7 @@ struct Values {
   std::vector<double> x;
   DType dtype = DType::f32;
   int64_t order = 0;
+  std::vector<std::string> inputs = {};
 };
 
 inline std::vector<std::byte> encode(const Values& v) {
@@ -87,6 +88,7 @@ inline Dump write_dump(const std::filesystem::path& dir, const std::vector<Value
     d.dtype = v.dtype;
     d.shape = v.shape;
     d.order = v.order ? v.order : order++;
+    d.inputs = v.inputs;
     w.write(d, encode(v).data());
   }
   if (!o.not_materialised.empty()) w.not_materialised(o.not_materialised);

@@ -91,6 +91,12 @@ void check_json(std::string_view text, const std::string& where, size_t max_keys
   nlohmann::json::sax_parse(text.begin(), text.end(), &watch);
 }
 
+Json json_number(double x) {
+  if (std::isnan(x)) return "NaN";
+  if (std::isinf(x)) return x < 0 ? "-Infinity" : "Infinity";
+  return x;
+}
+
 Json parse_json(std::string_view text, const std::string& where) {
   check_json(text, where, 20000);
   try {

@@ -22,6 +22,9 @@ nlohmann::ordered_json parse_json(std::string_view text, const std::string& wher
 /// The same of a whole file of at most 512 MiB.
 nlohmann::ordered_json read_json(const std::filesystem::path& path);
 
+/// A number exactly, or one of the strings "NaN", "Infinity", "-Infinity", which JSON has no numbers for (records).
+nlohmann::ordered_json json_number(double x);
+
 /// Typed access with messages: `where` names the file and the place inside ("m.json: tensors[3].shape"). Throw Error{malformed}.
 const nlohmann::ordered_json& json_get(const nlohmann::ordered_json& object, const char* key, const std::string& where);
 std::string json_string(const nlohmann::ordered_json& value, const std::string& where);

@@ -78,10 +78,11 @@ class MapPlanner {
       out.rows.emplace_back(key, t);
       tables.insert(name);
     }
-    for (const std::string& name : tables) table_output(*theirs.find(name), 0);
+    for (const std::string& name : tables) own_name(*theirs.find(name), 0);
   }
 
-  void table_output(const DumpTensor& t, int line) {
+  // Keeps its name: tables, ids.
+  void own_name(const DumpTensor& t, int line) {
     Output o;
     o.line = {t.name, t.name, "", t.dtype, t.shape, t.shape, line};
     o.walk.sources = {{&t}};
@@ -110,7 +111,13 @@ class MapPlanner {
     find_tables();
     std::vector<std::string> untaken;
     for (const DumpTensor& t : theirs.tensors()) {
-      if (tables.contains(t.name)) continue;
+      if (tables.contains(t.name)) {  // taken by what names it; an ignore line may do so, too
+        for (const Try& x : tries) {
+          if (map.rules[x.rule].kind == Rule::Kind::ignore)
+            taken[x.rule][x.pass] += match(x.pattern, t.name).has_value();
+        }
+        continue;
+      }
       bool found = false;
       for (const Try& x : tries) {
         std::optional<Match> m = match(x.pattern, t.name);
@@ -122,13 +129,18 @@ class MapPlanner {
           out.ignored.push_back(t.name);
         } else if (rule.kind == Rule::Kind::rows) {
           out.rows.emplace_back(rule.ours[0].fill(m->captures, m->stars, at(rule)), &t);
-          table_output(t, rule.line);
+          own_name(t, rule.line);
         } else {
           join(groups, order, x.rule, x.pass, std::move(*m), t);
         }
         break;
       }
-      if (!found) untaken.push_back(t.name);
+      if (found) continue;
+      if (role_of(t.name) == "ids") {  // prompt<i>/ids and greedy_ids are the format's own
+        own_name(t, 0);
+      } else {
+        untaken.push_back(t.name);
+      }
     }
     if (!untaken.empty()) {
       bad_map(map.where,

@@ -280,6 +280,15 @@ TEST_F(Maps, E4PaddingRowsAreNobodys) {
   }
 }
 
+TEST_F(Maps, IdsOfOursNeedNoLine) {
+  const Dump d = theirs({{"prompt0/ids", {2}, {7, 8}, DType::i32}, {"e", {2, 1}, {1, 2}}});
+  const Dump m = map_dump(d, "e -> prompt0/prefill/0/embed\n");
+  EXPECT_EQ(values(m, "prompt0/ids"), V({7, 8}));
+  EXPECT_EQ(m.find("prompt0/ids")->dtype, DType::i64);
+  EXPECT_EQ(m.find("prompt0/ids")->from, "");
+  EXPECT_FALSE(map_dump(d, "e -> prompt0/prefill/0/embed\nignore prompt0/ids").find("prompt0/ids"));
+}
+
 TEST_F(Maps, IdsAreWidenedAndAbsentPhasesAreExcused) {
   const Dump base = ours({{"prompt0/ids", {2}, {7, 8}, DType::i64},
                           {"prompt0/prefill/0/layer.0/q_norm", {2, 1}, {1, 2}},

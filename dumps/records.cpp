@@ -137,9 +137,9 @@ Json to_json(const CompareRecord& r) {
   out["dtype"] = {{"base", r.dtype_base}, {"target", r.dtype_target}};
   out["shape"] = r.shape;
   if (!r.answered_by.empty()) out["answered_by"] = r.answered_by;
+  if (!r.from.empty()) out["from"] = r.from;
   out["tolerance"] = r.tolerance < 0 ? Json(nullptr) : number(r.tolerance);
   out["reached"] = level(r.reached);
-  if (!r.from.empty()) out["from"] = r.from;
   if (r.metrics) out["metrics"] = metrics(*r.metrics);
   if (r.extra) out["extra"] = extra(*r.extra);
   if (!r.row_max_rel.empty()) {

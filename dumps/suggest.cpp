@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -25,8 +26,17 @@ constexpr double kRight =
 
 struct Rule {
   std::string text, reason;
+  std::vector<std::string> passes;  // lines that it needs
   bool good = false;
 };
+
+// Caches and phases can hold the same values; their names tell which is looked at first.
+bool sounds_like_cache(const std::string& name) {
+  for (const char* word : {"cache", "after_", "past", "kv."}) {
+    if (name.find(word) != std::string::npos) return true;
+  }
+  return false;
+}
 
 class Suggester {
  public:
@@ -44,8 +54,11 @@ class Suggester {
     }
     index.finish();
     for (auto& [key, f] : families_) ids(f);
-    for (auto& [key, f] : families_) phases(f, index);
+    for (auto& [key, f] : families_) {
+      if (!sounds_like_cache(key)) phases(f, index);
+    }
     for (const char* when : {"after_prefill", "after_decode"}) caches(when);
+    for (auto& [key, f] : families_) phases(f, index);
     return write();
   }
 
@@ -157,6 +170,7 @@ class Suggester {
 
   void ids(Family& f) {
     for (const auto& [numbers, t] : f.members) {
+      if (role_of(t->name) == "ids") done_.insert(&f);  // they need no line
       if (!mapping::is_integer(t->dtype) || done_.contains(&f) || t->elements() < 2) continue;
       for (const DumpTensor& b : base_.tensors()) {
         const auto n = parse_tensor_name(b.name);
@@ -166,7 +180,9 @@ class Suggester {
         if (!equal) continue;
         rules_.push_back(
             {fmt::format("/{} -> /{}{}", t->name, b.name, t->shape.size() == 2 ? " : 1 token => token" : ""),
-             "the same ids", false});
+             "the same ids",
+             {},
+             true});
         done_.insert(&f);
         break;
       }
@@ -185,7 +201,10 @@ class Suggester {
                           }
                           return it->second ? &*it->second : nullptr;
                         },
-                        [&](int64_t p) { return length_of(p); }, prompt_, rows_ != nullptr};
+                        [&](int64_t p) { return length_of(p); },
+                        prompt_,
+                        false,
+                        rows_ != nullptr};
     const std::optional<Seen> seen = numbering.tell(f);
     if (seen) rule(f, numbering, *seen, "token", "");
   }
@@ -240,7 +259,9 @@ class Suggester {
                             const DumpTensor* k = base_.find(fmt::format("prompt{}/state/{}/layer.0/k", p, when));
                             return k && k->shape.size() == 3 ? k->shape[1] : -1;
                           },
-                          prompt_, false};
+                          prompt_,
+                          true,
+                          false};
       const std::optional<Seen> seen = numbering.tell(f);
       if (seen) rule(f, numbering, *seen, "position", when);
     }
@@ -296,9 +317,11 @@ class Suggester {
     if (f.has(Role::same)) clauses.push_back("same R");
     const bool by_row = seen.table && seen.table->shape.size() == 2;
     if (seen.table) clauses.push_back("pages " + seen.table->name + (by_row ? "[P]" : "")), taken_.insert(seen.table);
-    std::string text = when.empty() ? relative(f, axes.names) : full(f, axes.names, when, by_row);
+    Rule r;
+    std::string& text = r.text = when.empty() ? relative(f, axes.names, r.passes) : full(f, axes.names, when, by_row);
     for (size_t i = 0; i < clauses.size(); ++i) text += (i ? ", " : " : ") + clauses[i];
-    rules_.push_back({text, fmt::format("{:.0f}% of its columns found", 100 * seen.share), false});
+    r.reason = fmt::format("{:.0f}% of its columns found", 100 * seen.share);
+    rules_.push_back(std::move(r));
     done_.insert(&f);
   }
 
@@ -323,7 +346,7 @@ class Suggester {
   }
 
   // What stands before the last / in front of the layer becomes a pass.
-  std::string relative(const Family& f, const std::vector<std::string>& names) {
+  std::string relative(const Family& f, const std::vector<std::string>& names, std::vector<std::string>& passes) const {
     size_t text = 0, at = 0;
     for (size_t k = 0; k < f.texts.size(); ++k) {
       const size_t slash = f.texts[k].rfind('/');
@@ -340,22 +363,26 @@ class Suggester {
     any += f.texts[text].substr(0, at);
     first += f.texts[text].substr(0, at);
     const std::string gap = any.empty() ? "" : " ", prompt = f.has(Role::prompt) ? "{P}" : std::to_string(prompt_);
-    auto pass = [&](const std::string& line) {
-      if (std::find(passes_.begin(), passes_.end(), line) == passes_.end()) passes_.push_back(line);
-    };
     if (rows_ && f.has(Role::step)) {
-      pass(fmt::format("pass {} -> {}{{S}}/", any, word_before(rows_->texts[0])));
+      passes.push_back(fmt::format("pass {} -> {}{{S}}/", any, word_before(rows_->texts[0])));
     } else {
-      pass(fmt::format("pass {}{}-> prompt{}/prefill/0/", first, gap, prompt));
-      if (f.has(Role::step)) pass(fmt::format("pass {} -> prompt{}/decode/{{S-{}}}/", any, prompt, step + 1));
+      passes.push_back(fmt::format("pass {}{}-> prompt{}/prefill/0/", first, gap, prompt));
+      if (f.has(Role::step))
+        passes.push_back(fmt::format("pass {} -> prompt{}/decode/{{S-{}}}/", any, prompt, step + 1));
     }
     return fmt::format("{} -> {}", f.pattern(text, at), ours_text(f, names, ""));
   }
 
   // ---- the whole, held against ours
   std::string head() const {
+    std::vector<std::string> lines;
+    for (const Rule& r : rules_) {
+      for (const std::string& p : r.passes) {
+        if (r.good && std::find(lines.begin(), lines.end(), p) == lines.end()) lines.push_back(p);
+      }
+    }
     std::string out;
-    for (const std::string& p : passes_) out += p + "\n";
+    for (const std::string& p : lines) out += p + "\n";
     return out;
   }
   std::string rows_line() const {
@@ -366,47 +393,43 @@ class Suggester {
 
   // What the rule alone makes, beside ours.
   void judge(Rule& r) const {
-    std::string why;
-    for (size_t passes = passes_.size() + 1;
-         passes-- > 0;) {  // a pass that this rule does not have is an error: fewer passes
-      std::string text;
-      for (size_t i = 0; i < passes && r.text[0] != '/'; ++i) text += passes_[i] + "\n";
-      if (r.text[0] != '/' && rows_) text += rows_line();
-      text += r.text + "\nignore *\n";
-      try {
-        const DumpMap map = DumpMap::parse(text, "suggestion");
-        const Dump made = align_rows(Mapping(theirs_, map).dump());
-        double worst = 0;
-        int64_t compared = 0, wrong = 0;
-        for (const DumpTensor& t : made.tensors()) {
-          const DumpTensor* b = base_.find(t.name);
-          if (!b || t.shape != b->shape || !t.fault.empty()) {
-            wrong += b != nullptr;
-            continue;
-          }
-          const TensorMetrics m = measure(*b, t, 0);
-          worst = std::max(worst, is_float(t.dtype) ? m.max_rel : m.bits_equal == m.elements ? 0.0 : 1.0);
-          ++compared;
+    std::string text;
+    for (const std::string& p : r.passes) text += p + "\n";
+    if (!r.passes.empty()) text += rows_line();
+    text += r.text + "\nignore *\n";
+    try {
+      const DumpMap map = DumpMap::parse(text, "suggestion");
+      const Dump made = align_rows(Mapping(theirs_, map).dump());
+      double worst = 0;
+      int64_t compared = 0, wrong = 0;
+      for (const DumpTensor& t : made.tensors()) {
+        const DumpTensor* b = base_.find(t.name);
+        if (!b || role_of(t.name) == "ids") continue;
+        if (t.shape != b->shape || !t.fault.empty()) {
+          ++wrong;
+          continue;
         }
-        r.good = compared > 0 && wrong == 0 && worst <= kRight;
-        r.reason += fmt::format("; {} tensors, worst max_rel {:.2g}{}", compared, worst,
-                                wrong ? fmt::format("; {} of another shape", wrong) : "");
-        return;
-      } catch (const Error& e) {
-        if (why.empty()) why = e.what();
+        const TensorMetrics m = measure(*b, t, 0);
+        worst = std::max(worst, m.non_finite_mismatch ? HUGE_VAL : m.max_rel);
+        ++compared;
       }
-      if (r.text[0] == '/') break;
+      r.good = compared > 0 && wrong == 0 && worst <= kRight;
+      r.reason += fmt::format("; {} tensor{}, worst max_rel {:.2g}", compared, compared == 1 ? "" : "s", worst);
+      if (wrong) r.reason += fmt::format("; {} of another shape or with replicas that differ", wrong);
+    } catch (const Error& e) {
+      r.reason += "; can't be applied: " + std::string(e.what());
     }
-    r.reason += "; can't be applied: " + why;
   }
 
   Suggestion write() {
     Suggestion out;
     out.text = fmt::format("# Suggested from names and values: {} beside {}. Read it before you use it.\n",
                            theirs_.path().string(), base_.path().string());
-    out.text += head() + "\n";
     for (Rule& r : rules_) {
-      judge(r);
+      if (!r.good) judge(r);  // ids are equal already
+    }
+    out.text += head() + "\n";
+    for (const Rule& r : rules_) {
       out.text += fmt::format("{}{}    # {}\n", r.good ? "" : "# ? ", r.text, r.reason);
       ++(r.good ? out.rules : out.unsure);
     }
@@ -465,7 +488,6 @@ class Suggester {
   std::set<const Family*> done_;
   std::set<const DumpTensor*> taken_;
   std::map<const Family*, std::string> notes_;
-  std::vector<std::string> passes_;
   std::vector<Rule> rules_;
 };
 

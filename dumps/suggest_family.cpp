@@ -19,6 +19,11 @@ bool differs_only_in(const Numbers& a, const Numbers& b, size_t k) {
   return true;
 }
 
+double share_of(const std::vector<Hit>& hits) {
+  const auto found = std::count_if(hits.begin(), hits.end(), [](const Hit& h) { return h.tensor >= 0; });
+  return hits.empty() ? 0 : double(found) / double(hits.size());
+}
+
 }  // namespace
 
 const DumpTensor* Family::member(const Numbers& numbers) const {
@@ -96,13 +101,33 @@ std::string word_before(const std::string& text) {
 Seen find(Columns columns, const Index& index) {
   Seen s;
   s.columns = std::move(columns);
-  for (double tolerance : {kExact, kLoose}) {
+  double tolerance = kExact;
+  s.hits = index.find(s.columns, tolerance);
+  s.share = share_of(s.hits);
+  if (s.share < 0.9) {
+    tolerance = kLoose;
     s.hits = index.find(s.columns, tolerance);
-    int64_t found = 0;
-    for (const Hit& h : s.hits) found += h.tensor >= 0;
-    s.share = s.hits.empty() ? 0 : double(found) / double(s.hits.size());
-    if (s.share > 0.9) break;
+    s.share = share_of(s.hits);
   }
+  // Columns of neighbouring phases can be nearly equal (RoPE turns the last pairs by next to nothing): one tensor that
+  // holds all of them counts more than the nearest.
+  const std::vector<int> tensors = tensors_of(s.hits);
+  for (size_t i = 0; tensors.size() > 1 && i < tensors.size(); ++i) {
+    if (index.columns_of(tensors[i]) < s.columns.columns) continue;
+    std::vector<Hit> hits = index.find(s.columns, tolerance, tensors[i]);
+    if (share_of(hits) < 0.97 * s.share) continue;
+    s.hits = std::move(hits);
+    break;
+  }
+  // So can columns of one tensor (logits of ids that were never trained): where all stand at their own places, they do.
+  const std::vector<int> left = tensors_of(s.hits);
+  if (left.size() != 1 || index.columns_of(left[0]) != s.columns.columns) return s;
+  std::vector<Hit> own = s.hits;
+  for (int64_t c = 0; c < s.columns.columns; ++c) {
+    const double* column = s.columns.x.data() + c * s.columns.tokens;
+    own[size_t(c)] = index.is_near(column, tolerance, left[0], c) ? Hit{left[0], c} : Hit{};
+  }
+  if (share_of(own) >= 0.97 * s.share) s.hits = std::move(own);
   return s;
 }
 
@@ -131,6 +156,7 @@ std::optional<Seen> Numbering::tell(Family& f) const {
   for (const auto& [numbers, t] : f.members) {
     const Seen* s = look(numbers, *t);
     if (s && (!best || s->share > best->share + 0.2)) best = s, f.values = numbers;
+    if (best && best->share > 0.97) break;
   }
   if (!best) return std::nullopt;
   for (size_t k = 0; k < f.values.size(); ++k) {
@@ -198,6 +224,7 @@ Role Numbering::role_of(Family& f, size_t k, const Numbers& numbers, const DumpT
   }
   if (!other || other->share < kEnough) {  // another pass, or another prompt
     const bool has_length = std::find(t.shape.begin(), t.shape.end(), length(numbers[k])) != t.shape.end();
+    if (cache) return f.values[k] == prompt ? Role::prompt : Role::unknown;
     if (!physical && f.values[k] == prompt && numbers[k] != prompt && has_length) return Role::prompt;
     return !other || physical ? Role::step : Role::unknown;
   }

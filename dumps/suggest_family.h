@@ -59,7 +59,8 @@ struct Numbering {
   std::function<const Seen*(const Numbers&, const DumpTensor&)> look;  // null: not this pass
   std::function<int64_t(int64_t prompt)> length;                       // tokens or positions of a prompt; -1: not known
   int64_t prompt = 0;                                                  // that `index` is of
-  bool physical = false;                                               // passes are physical: rows tables tell prompts
+  bool cache = false;     // what is looked at are caches: they have no passes
+  bool physical = false;  // passes are physical: rows tables tell prompts
 
   /// Fills roles, values, layer_add. Returns what was seen of the member looked at (or of the sum over its ranks);
   /// nothing where too few columns were found.

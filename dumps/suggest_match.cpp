@@ -38,7 +38,7 @@ void Index::finish() {
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.key < b.key; });
 }
 
-Hit Index::find(const double* column, double tolerance) const {
+Hit Index::find(const double* column, double tolerance, int only) const {
   double scale = 0, weight = 0;
   for (int64_t t = 0; t < tokens_; ++t) {
     if (!std::isfinite(column[t])) return {};
@@ -52,6 +52,7 @@ Hit Index::find(const double* column, double tolerance) const {
   auto it = std::lower_bound(entries_.begin(), entries_.end(), key - reach,
                              [](const Entry& e, double k) { return e.key < k; });
   for (; it != entries_.end() && it->key <= key + reach; ++it) {
+    if (only >= 0 && it->tensor != only) continue;
     const double* y = columns_[size_t(it->tensor)].x.data() + it->column * tokens_;
     double difference = 0;
     for (int64_t t = 0; t < tokens_ && difference <= best_difference; ++t) {
@@ -65,9 +66,19 @@ Hit Index::find(const double* column, double tolerance) const {
   return best;
 }
 
-std::vector<Hit> Index::find(const Columns& columns, double tolerance) const {
+bool Index::is_near(const double* column, double tolerance, int tensor, int64_t at) const {
+  const double* y = columns_[size_t(tensor)].x.data() + at * tokens_;
+  double scale = 0, difference = 0;
+  for (int64_t t = 0; t < tokens_; ++t) {
+    scale = std::max(scale, std::fabs(y[t]));
+    difference = std::max(difference, std::fabs(column[t] - y[t]));
+  }
+  return difference <= tolerance * scale;
+}
+
+std::vector<Hit> Index::find(const Columns& columns, double tolerance, int only) const {
   std::vector<Hit> out;
-  for (int64_t c = 0; c < columns.columns; ++c) out.push_back(find(columns.x.data() + c * tokens_, tolerance));
+  for (int64_t c = 0; c < columns.columns; ++c) out.push_back(find(columns.x.data() + c * tokens_, tolerance, only));
   return out;
 }
 

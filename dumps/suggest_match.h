@@ -27,8 +27,11 @@ class Index {
   void add(const std::string& name, Columns columns);
   void finish();
   /// The nearest column whose largest difference is at most `tolerance` of its largest value.
-  Hit find(const double* column, double tolerance) const;
-  std::vector<Hit> find(const Columns& columns, double tolerance) const;
+  /// `only`: of this tensor; -1: of any.
+  Hit find(const double* column, double tolerance, int only = -1) const;
+  std::vector<Hit> find(const Columns& columns, double tolerance, int only = -1) const;
+  /// Whether `column` is our column `at` of `tensor`, by the same measure.
+  bool is_near(const double* column, double tolerance, int tensor, int64_t at) const;
   const std::vector<std::string>& names() const { return names_; }
   int64_t columns_of(int tensor) const { return columns_[size_t(tensor)].columns; }
 

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+
 namespace assay {
 
 std::string in_quotes(std::string_view text, size_t max) {
@@ -55,6 +58,16 @@ bool glob_match(std::string_view glob, std::string_view text) {
   }
   while (g < glob.size() && glob[g] == '*') g++;
   return g == glob.size();
+}
+
+std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("/._-+=:,@%").find(char(c)) != std::string_view::npos;
+  });
+  if (plain) return text;
+  std::string out = "'";
+  for (char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
 }
 
 }  // namespace assay

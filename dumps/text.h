@@ -13,5 +13,7 @@ std::string in_quotes(std::string_view text, size_t max = 120);
 bool glob_match(std::string_view glob, std::string_view text);
 std::string shape_text(const std::vector<int64_t>& shape);  // "[5, 96]"
 std::string bytes_text(uint64_t bytes);                     // "820.6 KB", "1.62 MB": powers of 1000, three digits or more
+/// A path or name as a POSIX shell takes it: as it is, or in single quotes. For commands that a text ends with.
+std::string shell_word(const std::string& text);
 
 }  // namespace assay

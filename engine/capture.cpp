@@ -16,8 +16,6 @@ namespace {
 
 std::string value_name(const Value& v) { return (v.layer < 0 ? "" : "layer." + std::to_string(v.layer) + "/") + v.phase; }
 
-DType cache_dtype(KvType t) { return t == KvType::f32 ? DType::f32 : t == KvType::f16 ? DType::f16 : DType::bf16; }
-
 std::string state_name(int32_t prompt, const char* when, int layer, const char* half) {
   return "prompt" + std::to_string(prompt) + "/state/" + when + "/layer." + std::to_string(layer) + "/" + half;
 }
@@ -40,6 +38,8 @@ std::string cpu_model() {
 }
 
 }  // namespace
+
+DType cache_dtype(KvType t) { return t == KvType::f32 ? DType::f32 : t == KvType::f16 ? DType::f16 : DType::bf16; }
 
 bool CaptureOptions::wants(int layer, std::string_view phase) const {
   if (layer >= 0 && !layers.empty() &&

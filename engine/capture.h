@@ -43,6 +43,9 @@ class Capture : public GenerateObserver {
   std::set<std::tuple<Pass, int32_t, int64_t>> declared_;
 };
 
+/// How a dump stores a cache of a type: as it lies in memory.
+DType cache_dtype(KvType t);
+
 /// The manifest's blocks on who computed what: engine, device, model, options that can change a bit, prompts. Taken from the
 /// engine as it runs, not from the command line.
 void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std::vector<Request>& requests,

@@ -41,8 +41,10 @@ int choose_buffer(const std::vector<int64_t>& sizes, const std::vector<bool>& us
   return best;
 }
 
-Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options)
-    : model_(std::move(model)), options_(options), program_(build_program(*model_)) {
+Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options) : Engine(model, build_program(*model), options) {}
+
+Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOptions options)
+    : model_(std::move(model)), options_(options), program_(std::move(program)) {
   const Config& c = model_->config;
   check_options(options_, c);
   backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
@@ -66,9 +68,6 @@ Engine::Engine(std::shared_ptr<const Model> model, EngineOptions options)
                 "Fewer slots, a smaller --ctx or --kv f16 need less.");
   }
 
-  last_use_.assign(program_.values.size(), -1);
-  for (size_t i = 0; i < program_.nodes.size(); i++)
-    for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
   buffer_of_.assign(program_.values.size(), -1);
 }
 
@@ -133,6 +132,9 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
       all_rows.push_back(int64_t(all_rows.size()));
     }
   std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
+  last_use_.assign(program_.values.size(), -1);   // of the program as it now is: a planted fault may have rewired it
+  for (size_t i = 0; i < program_.nodes.size(); i++)
+    for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
   backend_->begin_pass();
   const int64_t physical = trace ? trace->passes++ : 0;
   const float* logits = nullptr;

@@ -49,6 +49,8 @@ class Observer {
 class Engine {
  public:
   Engine(std::shared_ptr<const Model> model, EngineOptions options);
+  /// A program that is not (only) the family's: one node of it (replay.h), a mutation. Its nodes may read the model's weights.
+  Engine(std::shared_ptr<const Model> model, Program program, EngineOptions options);
   ~Engine();
 
   /// Runs one physical pass. Segments must start at their slot's length and fit its context (Error{usage} with wanted and found).
@@ -65,6 +67,7 @@ class Engine {
   int64_t length(int slot) const { return lengths_.at(slot); }
   void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
   const KvLayer& kv(int layer) const { return caches_.at(layer); }
+  const RopeTable& rope() const { return *rope_; }
   EngineMemory memory() const;
   /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;

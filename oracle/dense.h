@@ -3,7 +3,6 @@
 // Sources: transformers modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_qwen3_vl.py.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,18 +58,5 @@ std::vector<std::string> phases_of(const Config& config);
 /// pass.logit_rows, [n, vocab]. `threads` 0: all cores. Throws Error{usage} for ids outside the vocabulary,
 /// Error{internal} where pass.position is not the cache's length.
 Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0);
-
-/// One node alone: the float64 value of `phase` of `layer` (-1: outside layers) on given inputs, in the order in which
-/// `inputs` of a dump's manifest has them (attn_context: q_rope alone; k and v from `k_rows`, `v_rows`).
-struct NodeInput {
-  std::vector<Matrix64> inputs;
-  std::vector<int64_t> positions;  // of the rows: rope, attention
-  std::vector<int32_t> ids;        // embed
-  const Matrix64* k_rows = nullptr;
-  const Matrix64* v_rows = nullptr;  // attention: cached rows, [positions, kv_heads*head_dim]
-};
-/// nullopt: the family has no such phase, or an input is missing or has another shape.
-std::optional<Matrix64> run_node(const Weights64& weights, int layer, std::string_view phase, const NodeInput& in,
-                                 int threads = 0);
 
 }  // namespace assay::oracle

@@ -27,7 +27,7 @@ fs::path fresh(const std::string& name) {
   return dir;
 }
 
-/// The first prompt of a case with all phases of two decode passes, golden ids forced.
+/// A prompt of a case with two decode passes, golden ids forced.
 Request request_of(const fs::path& dir, size_t index) {
   const nlohmann::ordered_json m = read_json(dir / "manifest.json");
   Request r;
@@ -58,7 +58,7 @@ double worst(const std::vector<NodeError>& errors) {
 
 TEST_F(OracleRun, AgreesWithItselfInWindows) {
   const Weights64 weights = Weights64::open(dir / "model");
-  write_dump(weights, {request_of(dir, 0)}, options);
+  write_dump(weights, {request_of(dir, 1)}, options);
   const Dump dump = Dump::open(options.out);
   EXPECT_TRUE(dump.verify_hashes().empty());
   WindowOptions window;
@@ -81,7 +81,7 @@ TEST_F(OracleRun, AnAlteredValueShowsInItsOwnWindowAlone) {
   options.alter = [](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
     if (pass.pass == Pass::prefill && layer == 1 && phase == "k_proj") m.at(0, 3) *= 1.01;
   };
-  write_dump(weights, {request_of(dir, 0)}, options);
+  write_dump(weights, {request_of(dir, 1)}, options);
   WindowOptions window;
   window.accumulated = true;
   int64_t accumulated = 0;
@@ -105,7 +105,7 @@ TEST_F(OracleRun, AWindowSpansWhatADumpLeavesOut) {
   options.alter = [](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
     if (pass.pass == Pass::decode && layer == 1 && phase == "v_proj") m.at(0, 0) += 0.1;
   };
-  write_dump(weights, {request_of(dir, 0)}, options);
+  write_dump(weights, {request_of(dir, 1)}, options);
   const std::vector<NodeError> errors = window_errors(weights, Dump::open(options.out));
   for (const NodeError& e : errors) {
     const TensorName n = *parse_tensor_name(e.name);
@@ -121,7 +121,7 @@ TEST_F(OracleRun, AWindowSpansWhatADumpLeavesOut) {
 TEST_F(OracleRun, AStaleCacheRowShowsInTheState) {
   // A subject whose cached v differs from its v_proj: the row is named, and what reads the state is not blamed again.
   const Weights64 weights = Weights64::open(dir / "model");
-  const Request r = request_of(dir, 0);
+  const Request r = request_of(dir, 1);
   write_dump(weights, {r}, options);
   const Dump whole = Dump::open(options.out);
   const fs::path other = fresh("stale");
@@ -153,43 +153,9 @@ TEST_F(OracleRun, AStaleCacheRowShowsInTheState) {
   fs::remove_all(other);
 }
 
-TEST_F(OracleRun, NodesRunAloneAsTheyDoInAPass) {
-  const Weights64 weights = Weights64::open(case_of("qwen2-bias") / "model");
-  write_dump(weights, {request_of(case_of("qwen2-bias"), 0)}, options);
-  const Dump dump = Dump::open(options.out);
-  const int64_t length = dump.find("prompt0/ids")->elements();
-  int64_t nodes = 0;
-  for (const DumpTensor& t : dump.tensors()) {
-    const TensorName n = *parse_tensor_name(t.name);
-    if (n.pass != "decode" || n.step != "1" || n.phase == "logits_last") continue;
-    NodeInput in;
-    in.positions = {length + 1};
-    in.ids = {int32_t(dump.manifest()["prompts"][0]["fed_ids"][1])};
-    Matrix64 k, v;
-    if (n.phase == "attn_context") {
-      k = cached_rows(*dump.find("prompt0/state/after_decode/" + n.layer + "/k"));
-      v = cached_rows(*dump.find("prompt0/state/after_decode/" + n.layer + "/v"));
-      in.k_rows = &k, in.v_rows = &v;
-      in.inputs = {matrix_of(*dump.find("prompt0/decode/1/" + n.layer + "/q_rope"))};
-    } else {
-      for (const std::string& name : t.inputs) in.inputs.push_back(matrix_of(*dump.find("prompt0/decode/1/" + name)));
-    }
-    const int layer = n.layer.empty() ? -1 : std::stoi(n.layer.substr(6));
-    const auto alone = run_node(weights, layer, n.phase, in);
-    ASSERT_TRUE(alone) << t.name;
-    EXPECT_EQ(alone->v, matrix_of(t).v) << t.name;
-    nodes++;
-    in.inputs.clear();
-    in.ids.clear();
-    EXPECT_FALSE(run_node(weights, layer, n.phase, in)) << t.name;
-  }
-  EXPECT_GT(nodes, 30);
-  EXPECT_FALSE(run_node(weights, 0, "moe_out", {}));
-}
-
 TEST_F(OracleRun, RefusesWhatItCanNotRun) {
   const Weights64 weights = Weights64::open(dir / "model");
-  Request r = request_of(dir, 0);
+  Request r = request_of(dir, 1);
   r.ids.clear();
   EXPECT_THROW(write_dump(weights, {r}, options), Error);
   r.ids = {1 << 30};
@@ -209,7 +175,7 @@ TEST(OracleRecords, NodeErrorsAsJson) {
   e.problem = "nan where float64 has 0.3";
   const auto j = to_json(e, "target", 1e-3);
   EXPECT_EQ(j["status"], "fail");
-  EXPECT_TRUE(j["added"].is_null());
+  EXPECT_EQ(j["added"], "Infinity");
   EXPECT_EQ(j["reason"], e.problem);
   e.added = 1e-4;
   EXPECT_EQ(to_json(e, "base", 1e-3)["status"], "pass");

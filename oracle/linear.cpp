@@ -72,6 +72,7 @@ Matrix64 product(const Matrix64& x, const WeightRows& w, int threads) {
   Matrix64 y(tokens, outputs);
   if (tokens == 0 || outputs == 0) return y;
   const Tile run = best_tile();
+  if (double(tokens) * double(depth) * double(outputs) < 1e6) threads = 1;  // a thread costs more than it brings
   parallel((outputs + kBlock - 1) / kBlock, threads, [&](int64_t block) {
     const int64_t first = block * kBlock, count = std::min(kBlock, outputs - first);
     std::vector<double> rows(size_t(count * depth)), packed(size_t(kBlock * std::min(depth, kDepth)));

@@ -128,6 +128,7 @@ Matrix64 attention(const Matrix64& q, const Matrix64& k, const Matrix64& v, std:
   check_attention(q, k, v, positions, heads, kv_heads, head_dim);
   Matrix64 out(q.rows, heads * head_dim);
   const int64_t group = heads / kv_heads;
+  if (double(q.v.size()) * double(k.rows) < 5e5) threads = 1;  // a thread costs more than it brings
   parallel(q.rows * kv_heads, threads, [&](int64_t item) {
     const int64_t t = item / kv_heads, g = item % kv_heads, visible = positions[size_t(t)] + 1;
     std::vector<double> p(static_cast<size_t>(visible));

@@ -10,6 +10,7 @@
 
 #include "dumps/error.h"
 #include "dumps/greedy.h"
+#include "dumps/json.h"
 #include "dumps/metrics.h"
 #include "dumps/rows.h"
 #include "dumps/text.h"
@@ -321,21 +322,23 @@ std::vector<NodeError> window_errors(const std::filesystem::path& model, const D
 }
 
 nlohmann::ordered_json to_json(const NodeError& e, std::string_view side, std::optional<double> limit) {
-  // JSON has no infinity: null, and the reason says why.
-  auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
-  nlohmann::ordered_json j = {
-      {"record", "node_error"},
-      {"side", side},
-      {"name", e.name},
-      {"order", e.order},
-      {"added", number(e.added)},
-      {"accumulated", e.accumulated ? number(*e.accumulated) : nlohmann::ordered_json(nullptr)},
-      {"limit", limit ? nlohmann::ordered_json(*limit) : nlohmann::ordered_json(nullptr)},
-      {"status", !limit              ? "shown"
-                 : e.added <= *limit ? "pass"
-                                     : "fail"},
-      {"inputs", e.inputs},
-      {"worst", {{"row", e.row}, {"column", e.column}, {"oracle", number(e.oracle)}, {"value", number(e.value)}}}};
+  using Json = nlohmann::ordered_json;
+  Json j = {{"record", "node_error"},
+            {"side", side},
+            {"name", e.name},
+            {"order", e.order},
+            {"added", json_number(e.added)},
+            {"accumulated", e.accumulated ? json_number(*e.accumulated) : Json(nullptr)},
+            {"limit", limit ? json_number(*limit) : Json(nullptr)},
+            {"status", !limit              ? "shown"
+                       : e.added <= *limit ? "pass"
+                                           : "fail"},
+            {"inputs", e.inputs},
+            {"worst",
+             {{"row", std::max<int64_t>(0, e.row)},
+              {"column", std::max<int64_t>(0, e.column)},
+              {"oracle", json_number(e.oracle)},
+              {"value", json_number(e.value)}}}};
   if (!e.problem.empty()) j["reason"] = e.problem;
   return j;
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/options.h"
+#include "dumps/error.h"
 #include "dumps/text.h"
 #include "engine/formats/gguf_writer.h"
 #include "engine/formats/quantise.h"

@@ -7,6 +7,7 @@
 #include "conformance/faults/faults.h"
 #include "dumps/dump.h"
 #include "dumps/error.h"
+#include "oracle/dump.h"
 
 namespace assay::cli {
 namespace {
@@ -16,6 +17,54 @@ struct DumpCommand {
   std::string out, mode = "full", filter, layers, plant, json;
   bool state = false, force = false;
 };
+
+std::string prompt_line(size_t prompt, size_t length, const std::vector<int32_t>& greedy) {
+  std::string ids = join(greedy);
+  if (ids.size() > 70) ids = ids.substr(0, 67) + "...";
+  return fmt::format("prompt{:<3}{} ids, greedy {}\n", prompt, length, ids);
+}
+
+void check_layers(const CaptureOptions& capture, const Config& config) {
+  for (const auto& [a, b] : capture.layers)
+    if (b >= config.layers)
+      throw Error(ErrorKind::usage, "--layers", "no such layer", "0 to " + std::to_string(config.layers - 1), std::to_string(b));
+}
+
+/// `--backend oracle`: the same names and prompts in float64, by code that shares nothing with the engine's. It has no
+/// kinds of arithmetic to choose from.
+int run_oracle(const CLI::App& command, const DumpCommand& o) {
+  for (const char* option : {"--activations", "--kv", "--isa", "--chunk", "--ctx", "--slot", "--batch", "--plant"})
+    if (command.count(option) > 0)
+      throw Error(ErrorKind::usage, option, "means nothing to the oracle, which computes in float64 and a prompt at a time", "",
+                  "", "Leave the option out.");
+  const DumpSpec spec = o.model.spec(o.decode);
+  oracle::DumpOptions options;
+  options.out = o.out;
+  options.mode = capture_mode_from_name(o.mode);
+  options.replace = o.force;
+  options.threads = o.model.threads;
+  options.capture.state = o.state;
+  if (!o.filter.empty()) options.capture.phases = split(o.filter, ',');
+  if (!o.layers.empty()) options.capture.layers = parse_ranges(o.layers, "--layers");
+  const oracle::Weights64 weights =
+      oracle::Weights64::open(o.model.official.empty() ? o.model.model : (std::filesystem::path(o.model.official) / "model").string());
+  check_layers(options.capture, weights.config());
+  const std::vector<oracle::Generated64> generated = oracle::write_dump(weights, spec.requests, options);
+
+  const size_t tensors = Dump::open(o.out).tensors().size();
+  nlohmann::ordered_json record = {{"record", "dump"}, {"out", o.out}, {"tensors", tensors}, {"prompts", nlohmann::json::array()}};
+  std::string text = fmt::format("model    {}\n         {}, {}, oracle: float64\n", weights.provenance().path, weights.config().family,
+                                 weights.provenance().quantisation);
+  for (size_t i = 0; i < generated.size(); i++) {
+    text += prompt_line(i, spec.requests[i].ids.size(), generated[i].greedy);
+    record["prompts"].push_back({{"prompt", "prompt" + std::to_string(i)}, {"greedy_ids", generated[i].greedy}});
+  }
+  text += fmt::format("wrote    {}: {} tensors, mode {}\nnext     assay compare {} {}\n", o.out, tensors, o.mode,
+                      o.model.official.empty() ? o.out : o.model.official, o.model.official.empty() ? "THEIR_DUMP" : o.out);
+  if (!o.json.empty()) write_records(o.json, {record});
+  if (o.json != "-") std::cout << text;
+  return kPass;
+}
 
 int run(const DumpCommand& o) {
   DumpSpec spec = o.model.spec(o.decode);
@@ -27,9 +76,7 @@ int run(const DumpCommand& o) {
   if (!o.filter.empty()) spec.capture.phases = split(o.filter, ',');
   if (!o.layers.empty()) spec.capture.layers = parse_ranges(o.layers, "--layers");
   const std::shared_ptr<const Model> model = o.model.load();
-  for (const auto& [a, b] : spec.capture.layers)
-    if (b >= model->config.layers)
-      throw Error(ErrorKind::usage, "--layers", "no such layer", "0 to " + std::to_string(model->config.layers - 1), std::to_string(b));
+  check_layers(spec.capture, model->config);
   const DumpRun r = run_dump(model, spec);
 
   const Dump dump = Dump::open(o.out);
@@ -40,9 +87,7 @@ int run(const DumpCommand& o) {
   if (!o.plant.empty()) text += fmt::format("planted  {}: this dump is wrong on purpose\n", o.plant);
   for (size_t i = 0; i < r.generated.size(); i++) {
     const Generated& g = r.generated[i];
-    std::string ids = join(g.greedy);
-    if (ids.size() > 70) ids = ids.substr(0, 67) + "...";
-    text += fmt::format("prompt{:<3}{} ids, greedy {}\n", i, spec.requests[i].ids.size(), ids);
+    text += prompt_line(i, spec.requests[i].ids.size(), g.greedy);
     nlohmann::ordered_json p = {{"prompt", "prompt" + std::to_string(i)}, {"greedy_ids", g.greedy}, {"state_hash", r.state_hashes[i]}};
     if (g.non_finite) {
       text += fmt::format("         NOT FINITE, first at {}\n", g.non_finite->text());
@@ -77,8 +122,9 @@ void add_dump(CLI::App& app, int& code) {
   c->add_option("--json", o->json, "write a JSONL record to FILE (-: stdout)");
   c->footer("Example:\n  assay dump --case goldens/official/qwen3-odd --kv f32 --state --out /tmp/d\n"
             "  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n"
-            "  assay dump MODEL --tokens 473,337,357 --decode 8 --mode hash --out /tmp/h");
-  c->callback([o, &code] { code = run(*o); });
+            "  assay dump MODEL --tokens 473,337,357 --decode 8 --mode hash --out /tmp/h\n"
+            "  assay dump MODEL --tokens 473,337,357 --backend oracle --out /tmp/f64      (float64, what is right)");
+  c->callback([o, c, &code] { code = o->model.backend == "oracle" ? run_oracle(*c, *o) : run(*o); });
 }
 
 }  // namespace assay::cli

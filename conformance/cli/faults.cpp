@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/options.h"
+#include "dumps/error.h"
 #include "conformance/faults/judge.h"
 #include "conformance/faults/mutations.h"
 #include "dumps/report.h"

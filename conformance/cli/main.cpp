@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   cli::add_dump(app, code);
   cli::add_compare(app, code);
   cli::add_report(app, code);
+  cli::add_bisect(app, code);
+  cli::add_replay(app, code);
   cli::add_map(app, code);
   cli::add_inspect(app, code);
   cli::add_convert(app, code);

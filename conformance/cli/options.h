@@ -67,6 +67,8 @@ void add_ppl(CLI::App& app, int& code);
 void add_dump(CLI::App& app, int& code);
 void add_compare(CLI::App& app, int& code);
 void add_report(CLI::App& app, int& code);
+void add_bisect(CLI::App& app, int& code);
+void add_replay(CLI::App& app, int& code);
 void add_map(CLI::App& app, int& code);
 void add_inspect(CLI::App& app, int& code);
 void add_convert(CLI::App& app, int& code);
