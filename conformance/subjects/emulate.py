@@ -4,7 +4,7 @@
     emulate.py bf16 goldens/official/qwen3-odd --out DIR [--fault stale-v-row]     a bfloat16 engine
     emulate.py f32  goldens/official/qwen3-odd --out DIR                            the same engine in float32
     emulate.py tp2  goldens/official/trained-engine --out DIR [--fault one-rank]    two tensor-parallel ranks, float32
-    emulate.py --list [CASE]                                                        the faults, as JSON lines
+    emulate.py --list [SUBJECT CASE]                                                the faults, as JSON lines
 
 Beside DIR it writes DIR.map, the map that brings the dump to our names (single.map or tp2.map with the model's
 sizes). The ids of decode passes are the case's greedy ids, so that every pass can be compared. Exit 2: usage; 3: the
@@ -40,7 +40,7 @@ BUFFER_FAULTS = {
     "pages-exchanged": (
         "E3",
         "state/after_prefill/layer.0/k",
-        "two pages of the last prompt's block table are exchanged",
+        "two pages in one row of the block table are exchanged",
     ),
     "padding-as-token": ("E4", "rows", "the rows table calls one padding row a token"),
     "replica-drift": (
@@ -69,21 +69,22 @@ SINGLE_NAMES = {  # ours -> theirs, where one tensor becomes one
 
 
 class Case:
-    """The prompts up to the one that the case captures in full, and the ids that its decode passes consume."""
+    """A case's prompts and the ids that its decode passes consume. `full`: the prompt that it captures in full. short: the
+    prompts up to that one and the decode passes that it captures in full, less than the case wants."""
 
-    def __init__(self, folder, decode):
+    def __init__(self, folder, short=False):
         folder = Path(folder)
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
             prompts = manifest["prompts"]
-            full = next(i for i, p in enumerate(prompts) if p["full_capture"])
+            self.full = next(i for i, p in enumerate(prompts) if p["full_capture"])
         except (OSError, KeyError, ValueError, StopIteration) as e:
             raise SystemExit(f"{folder}: not an official case: {e!r}; wanted a folder of goldens/official") from None
         self.name, self.model = manifest["case"], folder / manifest.get("model", "model")
-        self.prompts = [p["ids"] for p in prompts[: full + 1]]
-        steps = manifest["decode"]["full_capture_steps"] if decode is None else decode
-        self.fed = [p["greedy_ids"][:steps] for p in prompts[: full + 1]]
-        self.steps = steps
+        self.steps = manifest["decode"]["full_capture_steps" if short else "steps"]
+        prompts = prompts[: self.full + 1] if short else prompts
+        self.prompts = [p["ids"] for p in prompts]
+        self.fed = [p["greedy_ids"][: self.steps] for p in prompts]
 
 
 def write_single(engine, case, dump):
@@ -129,21 +130,22 @@ def write_parallel(engine, case, dump, fault):
                 batch["layers.1.post_attention_layernorm"][0, 3] += 1e-3
             for name, x in batch.items():
                 dump.write(f"rank{r}/step{step}/{name}", x)
-    write_cache(engine, [caches for _, _, caches in sequences], lengths, case.steps, dump, fault)
+    write_cache(engine, [caches for _, _, caches in sequences], lengths, case, dump, fault)
 
 
-def write_cache(engine, caches, lengths, steps, dump, fault):
-    table, pages = block_table([n + steps for n in lengths], np.random.default_rng(20))
+def write_cache(engine, caches, lengths, case, dump, fault):
+    table, pages = block_table([n + case.steps for n in lengths], np.random.default_rng(20))
+    mine = case.full  # the faults' sequence: the one whose cache the goldens have
     for w, when in enumerate(("after_prefill", "after_decode")):
         for r in range(RANKS):
             for n in range(engine.c.layers):
                 cache = paged_cache([c[w] for c in caches], n, r, table, pages, engine.c.head_dim)
                 if fault == "slot-unwritten" and w == 0 and n == engine.c.layers - 1:
-                    last = lengths[-1] - 1
-                    cache[1, table[-1, last // PAGE], last % PAGE] = 0
+                    last = lengths[mine] - 1
+                    cache[1, table[mine, last // PAGE], last % PAGE] = 0
                 dump.write(f"rank{r}/{when}/kv.{n}", cache)
     if fault == "pages-exchanged":
-        table[-1, [0, 1]] = table[-1, [1, 0]]
+        table[mine, [0, 1]] = table[mine, [1, 0]]
     dump.write("block_table", table)
 
 
@@ -229,22 +231,20 @@ def main():
     ap.add_argument("case", nargs="?", type=Path, help="folder of an official case of llama, qwen2 or qwen3")
     ap.add_argument("--out", type=Path, metavar="DIR", help="the dump; its map becomes DIR.map")
     ap.add_argument("--fault", metavar="NAME", help="one of --list")
-    ap.add_argument(
-        "--decode", type=int, metavar="N", help="decode passes (default: as many as the case captures in full)"
-    )
+    ap.add_argument("--short", action="store_true", help="the prompts up to the one captured in full, its decode passes")
     ap.add_argument("--force", action="store_true", help="replace a finished dump")
     ap.add_argument(
         "--list", action="store_true", help="the faults as JSON lines; with SUBJECT and CASE, whether each applies"
     )
     args = ap.parse_args()
     if args.list:
-        list_faults(args.case and Case(args.case, None))
+        list_faults(args.case and Case(args.case))
         return 0
     if not (args.subject and args.case and args.out):
         ap.error("wanted SUBJECT CASE --out DIR, or --list")
     if args.fault and args.fault not in faults_of(args.subject):
         ap.error(f"--fault {args.fault}: wanted one of {' '.join(faults_of(args.subject))}")
-    case = Case(args.case, args.decode)
+    case = Case(args.case, args.short)
     engine = write_dump(args.subject, case, args.out, args.fault, args.force)
     write_map(args.subject, engine, args.out.with_name(args.out.name + ".map"))
     if args.fault and not planted(args.subject, case, args.out, args.fault):

@@ -44,12 +44,12 @@ class Forward(unittest.TestCase):
             ("qwen3-odd", "BF16", 6e-2),
             ("trained-engine", "BF16", 6e-2),
         ):
-            golden, c = read_dump(CASES / case), emulate.Case(CASES / case, None)
+            golden, c = read_dump(CASES / case), emulate.Case(CASES / case, short=True)
             usual, compared = {}, 0
             for name, x in golden.items():
                 place = "/".join(name.split("/")[3:])
                 usual[place] = max(usual.get(place, 0.0), float(np.abs(x).max()))
-            p = len(c.prompts) - 1
+            p = c.full
             passes, greedy, caches = run(Dense(c.model, dtype), c.prompts[p], c.fed[p])
             for name, step, x in logical(passes):
                 kind, phase = name.split("/", 1)
@@ -69,7 +69,7 @@ class Faults(unittest.TestCase):
     def test_each_is_wrong_first_at_its_place(self):
         planted = set()
         for case in ("qwen3-odd", "trained-engine"):
-            c = emulate.Case(CASES / case, 2)
+            c = emulate.Case(CASES / case)
             clean = {}
             for name, fault in VALUE_FAULTS.items():
                 dtype = "BF16" if name == "coarse-sums" else "F32"
@@ -90,8 +90,8 @@ class Faults(unittest.TestCase):
 
 class Parallel(unittest.TestCase):
     def setUp(self):
-        self.case = emulate.Case(CASES / "llama-base", 1)
-        self.case.prompts, self.case.fed = self.case.prompts[:2], self.case.fed[:2]
+        self.case = emulate.Case(CASES / "llama-base", short=True)
+        self.case.prompts, self.case.fed, self.case.full = self.case.prompts[:2], self.case.fed[:2], 1
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
