@@ -34,7 +34,7 @@ Json place(const Place& p, const Dump& base, const CompareRecord& r) {
 
 Json level(const std::optional<Level>& l) { return l ? Json(name_of(*l)) : Json(nullptr); }
 
-Json metrics(const TensorMetrics& m) {
+Json metrics_json(const TensorMetrics& m) {
   return {{"elements", m.elements},
           {"bits_equal", m.bits_equal},
           {"scale", number(m.scale)},
@@ -140,7 +140,7 @@ Json to_json(const CompareRecord& r) {
   if (!r.from.empty()) out["from"] = r.from;
   out["tolerance"] = r.tolerance < 0 ? Json(nullptr) : number(r.tolerance);
   out["reached"] = level(r.reached);
-  if (r.metrics) out["metrics"] = metrics(*r.metrics);
+  if (r.metrics) out["metrics"] = metrics_json(*r.metrics);
   if (r.extra) out["extra"] = extra(*r.extra);
   if (!r.row_max_rel.empty()) {
     out["row_position"] = r.row_position;
