@@ -118,7 +118,7 @@ CheckOutcome drill(const CheckContext& c, const nlohmann::json& row) {
   if (row.contains("repro")) how.repro = c.work / "repro";
   const BisectResult r = bisect(base, target, how, &replayer);
   out.compared++;
-  if (r.verdict != row.at("verdict") || r.name != row.at("name"))
+  if (r.verdict != row.at("verdict").get<std::string>() || r.name != row.at("name").get<std::string>())
     out.fail(fmt::format("{} at {}, expected {} at {}: {}", r.verdict, r.name.empty() ? "no place" : r.name,
                          row.at("verdict").get<std::string>(), row.at("name").get<std::string>(), r.text));
   for (const auto& part : row.at("text"))
