@@ -27,14 +27,14 @@ fs::path fresh(const std::string& name) {
   return dir;
 }
 
-/// A prompt of a case with two decode passes, golden ids forced.
-Request request_of(const fs::path& dir, size_t index) {
+/// A prompt of a case with some decode passes, golden ids forced. Of llama-base prompt 2 is captured whole.
+Request request_of(const fs::path& dir, size_t index, int64_t decode = 2) {
   const nlohmann::ordered_json m = read_json(dir / "manifest.json");
   Request r;
   r.ids = m.at("prompts").at(index).at("ids").get<std::vector<int32_t>>();
   r.forced = m.at("prompts").at(index).at("greedy_ids").get<std::vector<int32_t>>();
-  r.decode = 2;
-  r.forced.resize(2);
+  r.decode = decode;
+  r.forced.resize(size_t(decode));
   return r;
 }
 
@@ -151,6 +151,50 @@ TEST_F(OracleRun, AStaleCacheRowShowsInTheState) {
   }
   EXPECT_TRUE(seen);
   fs::remove_all(other);
+}
+
+TEST_F(OracleRun, AWrongLineShowsAgainstTheOfficialGolden) {
+  // Against goldens computed by other people's code: right as it is, wrong with one value moved by a millionth, and
+  // with q rotated in the pairs (2j, 2j + 1).
+  const Weights64 weights = Weights64::open(dir / "model");
+  const int64_t heads = weights.config().heads, d = weights.config().head_dim;
+  CompareOptions compare_options;
+  compare_options.tolerance.preset = "custom";
+  compare_options.tolerance.fixed = 1e-9;
+  compare_options.only = {"attn_norm", "q_proj", "q_rope", "attn_context", "ffn_residual", "logits"};
+  std::vector<Request> requests;
+  for (size_t i = 0; i < 4; i++) requests.push_back(request_of(dir, i, 8));
+  auto divergence = [&](auto alter) {
+    options.alter = alter;
+    options.replace = true;
+    write_dump(weights, requests, options);
+    const Dump golden = Dump::open(dir), ours = Dump::open(options.out);
+    const CompareResult r = compare(golden, ours, compare_options);
+    EXPECT_GT(r.compared, 50);
+    return r.divergence ? r.divergence->name : "";
+  };
+  EXPECT_EQ(divergence([](const PassInput&, int, std::string_view, Matrix64&) {}), "");
+  EXPECT_EQ(divergence([](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
+              if (pass.prompt == 2 && pass.pass == Pass::prefill && layer == 1 && phase == "q_proj")
+                m.at(2, 5) *= 1 + 1e-6;
+            }),
+            "prompt2/prefill/0/layer.1/q_proj");
+  Matrix64 before;
+  EXPECT_EQ(divergence([&](const PassInput& pass, int layer, std::string_view phase, Matrix64& m) {
+              if (layer != 0) return;
+              if (phase == "q_proj") before = m;
+              if (phase != "q_rope") return;
+              const std::vector<double> frequency = rope_frequencies(weights.config().rope);
+              for (int64_t t = 0; t < m.rows; t++)
+                for (int64_t h = 0; h < heads; h++)
+                  for (int64_t j = 0; j < d / 2; j++) {
+                    const double angle = double(pass.position + t) * frequency[size_t(j)];
+                    const double x = before.at(t, h * d + 2 * j), y = before.at(t, h * d + 2 * j + 1);
+                    m.at(t, h * d + 2 * j) = x * std::cos(angle) - y * std::sin(angle);
+                    m.at(t, h * d + 2 * j + 1) = y * std::cos(angle) + x * std::sin(angle);
+                  }
+            }),
+            "prompt2/prefill/0/layer.0/q_rope");
 }
 
 TEST_F(OracleRun, RefusesWhatItCanNotRun) {

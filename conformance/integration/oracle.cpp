@@ -11,7 +11,7 @@
 namespace assay {
 namespace {
 
-constexpr double kSameFloat64 = 1e-9;  // of two float64 runs with other orders of sums; the worst seen is 2e-13
+constexpr double kSameFloat64 = 1e-9;  // of two float64 runs with other orders of sums; the worst seen is 4e-14
 constexpr double kStoredF32 =
     1e-7;  // of goldens that are stored as F32 (trained cases): 2^-24 of rounding, and a little
 
@@ -43,7 +43,7 @@ CheckOutcome oracle_against_official(const CheckContext& c, const OfficialCase& 
   out.add(r, oc.name);
   const CompareRecord* worst[2] = {};  // of goldens in F64, in F32
   for (const CompareRecord& t : r.records) {
-    if (!t.metrics) continue;
+    if (!t.metrics || t.dtype_base == "I64") continue;
     const bool f64 = t.dtype_base == "F64";
     const CompareRecord*& w = worst[f64 ? 0 : 1];
     if (!w || t.metrics->max_rel > w->metrics->max_rel) w = &t;

@@ -11,6 +11,8 @@
 #include <random>
 #include <utility>
 
+#include "conformance/faults/faults.h"
+#include "conformance/integration/oracle_width.h"
 #include "conformance/integration/quantised.h"
 #include "conformance/kernel/bounds.h"
 #include "conformance/kernel/exact_product.h"
@@ -75,13 +77,12 @@ class WidthJudge final : public Observer {
     double most = 0;
     std::string line;
     for (const auto& [phase, share] : worst_) {
-      line += fmt::format("{}{} {:.0f}%", line.empty() ? "" : ", ", phase, 100 * share);
+      line += fmt::format("{}{} {:.1f}%", line.empty() ? "" : ", ", phase, 100 * share);
       most = std::max(most, share);
     }
     out_.notes.push_back(
-        fmt::format("{}: {} nodes, {:.0f}% of a bound used at most ({})", what, nodes_, 100 * most, line));
+        fmt::format("{}: {} nodes, {:.1f}% of a bound used at most ({})", what, nodes_, 100 * most, line));
   }
-  int64_t nodes() const { return nodes_; }
 
  private:
   static Matrix64 widened(const Kept& kept, const std::vector<int64_t>& wanted) {
@@ -102,9 +103,11 @@ class WidthJudge final : public Observer {
         const int64_t c = columns.empty() ? i : columns[size_t(i)];
         const double w = want.at(r, i), g = got.at(r, c), limit = bound(r, i), share = std::fabs(g - w) / limit;
         out_.compared++;
-        if (!(share <= 1))
+        if (!(share <= 1)) {
+          if (out_.place.empty()) out_.place = fmt::format("{}, row {}, column {}", node.name(), rows[size_t(r)], c);
           out_.fail(fmt::format("{}, row {} (position {}), column {}: {:.9g}, float64 {:.9g}: {:.2f} times its bound",
                                 node.name(), rows[size_t(r)], kStart + rows[size_t(r)], c, g, w, share));
+        }
         if (share > worst) worst = share;
       }
   }
@@ -136,11 +139,12 @@ class WidthJudge final : public Observer {
         const int64_t width = node.op == OpKind::rms_norm ? columns : node.head_dim, heads = columns / width;
         const std::vector<double> w = norm_weight(node);
         const Matrix64 want = oracle::head_norm(in[0], heads, width, w, eps);
+        const int lanes = node.op == OpKind::rms_norm ? 256 : 32;
+        Matrix64 squares(in[0].rows, heads);
+        for (int64_t r = 0; r < in[0].rows; r++)
+          for (int64_t i = 0; i < columns; i++) squares.at(r, i / width) += in[0].at(r, i) * in[0].at(r, i);
         return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
-          double squares = 0;
-          for (int64_t d = 0; d < (i % width == 0 ? width : 0); d++) squares += in[0].at(r, i + d) * in[0].at(r, i + d);
-          return bounds::rms_norm(width, want.at(r, i), w[size_t(i % width)], squares,
-                                  heads == 1 && node.op == OpKind::rms_norm ? 256 : 32);
+          return bounds::rms_norm(width, want.at(r, i), w[size_t(i % width)], squares.at(r, i / width), lanes);
         });
       }
       case OpKind::linear:
@@ -277,6 +281,8 @@ Matrix64 fill_cache(const KvLayer& kv, std::byte* half, std::mt19937_64& rng) {
   return rows;
 }
 
+}  // namespace
+
 CheckOutcome run_width(const CheckContext& c, const std::string& model_spec, int64_t tokens, Activations activations,
                        KvType kv) {
   constexpr uint64_t kSeed = 20261130;
@@ -292,6 +298,9 @@ CheckOutcome run_width(const CheckContext& c, const std::string& model_spec, int
   options.context = kStart + tokens;
   options.poison = true;
   Engine engine(model, options);
+  DumpSpec spec;
+  if (c.alter) c.alter(spec);
+  if (!spec.plant.empty()) plant(engine, spec.plant);
 
   // The rows before kStart pass without computing anything; their K and V are then written on both sides.
   const std::vector<Node> nodes = std::exchange(engine.plantable_program().nodes, {});
@@ -318,7 +327,6 @@ CheckOutcome run_width(const CheckContext& c, const std::string& model_spec, int
   return out;
 }
 
-/// A small model of one head dimension: eight query heads on two kv heads, everything else as real models have it.
 std::string head_dim_config(const CheckContext& c, int64_t head_dim) {
   const char* family = head_dim == 40 ? "llama" : head_dim == 96 ? "qwen2" : "qwen3";
   const std::string rope = head_dim == 40
@@ -333,8 +341,6 @@ std::string head_dim_config(const CheckContext& c, int64_t head_dim) {
       family, head_dim, rope);
   return file.string();
 }
-
-}  // namespace
 
 void add_oracle_width_checks(std::vector<Check>& out) {
   Check k;
