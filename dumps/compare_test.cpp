@@ -361,5 +361,59 @@ TEST(Compare, RecordsAndTextSayTheSame) {
   EXPECT_EQ(render_text(records, false, false), text);
 }
 
+TEST(Compare, CachesOfOneTypeMayRoundToNeighbours) {
+  Folder f;
+  const auto dump = [&](const char* name, DType cache, double x, double context) {
+    return write_dump(f / name, {{"prompt0/prefill/0/embed", {1, 2}, {1, x == 1 ? 1 : 1.0005}},
+                                 {"prompt0/prefill/0/layer.0/attn_context", {1, 2}, {1, context}},
+                                 {"prompt0/state/after_prefill/layer.0/k", {1, 1, 2}, {1, x}, cache}});
+  };
+  CompareOptions o;
+  o.tolerance = presets().at("s16");
+  o.threads = 1;
+  // One ULP of bf16 between the caches; what is computed from them moves with it.
+  const Dump base = dump("b", DType::bf16, 1, 0.5), target = dump("t", DType::bf16, 1.0078125, 0.51);
+  EXPECT_EQ(compare(base, target, o).exit_code(), 0);
+  EXPECT_DOUBLE_EQ(record_of(compare(base, target, o), "prompt0/state/after_prefill/layer.0/k").tolerance, 1e-3 + 0x1p-7);
+  EXPECT_DOUBLE_EQ(record_of(compare(base, target, o), "prompt0/prefill/0/layer.0/attn_context").tolerance, 1e-3 + 2 * 0x1p-7);
+  EXPECT_DOUBLE_EQ(record_of(compare(base, target, o), "prompt0/prefill/0/embed").tolerance, 1e-3) << "before any cache";
+  EXPECT_EQ(compare(base, dump("two", DType::bf16, 1.015625, 0.5), o).exit_code(), 1) << "two ULPs are no rounding";
+  // float32 caches, or types that differ, round to no neighbours.
+  const Dump wide = dump("w", DType::f32, 1, 0.5);
+  EXPECT_EQ(compare(wide, dump("w2", DType::f32, 1.0078125, 0.5), o).exit_code(), 1);
+  EXPECT_EQ(compare(wide, target, o).exit_code(), 1);
+}
+
+TEST(Compare, WhatIsMissingNamesTheOptionThatCapturesIt) {
+  Folder f;
+  const Values embed{"prompt0/prefill/0/embed", {1, 4}, wave(4)}, step{"prompt0/decode/1/embed", {1, 4}, wave(4)};
+  const Values k{"prompt0/state/after_prefill/layer.0/k", {1, 1, 4}, wave(4)}, v{"prompt0/state/after_prefill/layer.0/v", {1, 1, 4}, wave(4)};
+  const Dump all = write_dump(f / "all", {embed, step, k, v}), plain = write_dump(f / "plain", {embed}), half = write_dump(f / "half", {embed, step, k});
+  CompareResult r = compare(all, plain, at(Level::max_rel, 1));
+  EXPECT_NE(record_of(r, k.name).reason.find("--state"), std::string::npos);
+  EXPECT_NE(record_of(r, step.name).reason.find("--decode 2"), std::string::npos);
+  EXPECT_NE(record_of(compare(plain, all, at(Level::max_rel, 1)), k.name).reason.find("--state"), std::string::npos);
+  EXPECT_EQ(record_of(compare(all, half, at(Level::max_rel, 1)), v.name).reason, "missing on the target") << "caches were asked for";
+}
+
+TEST(Compare, TheTextCountsWhatHashesDecidedAndBeginsAtTheDivergence) {
+  Folder f;
+  std::vector<Values> b, t;
+  for (int layer = 0; layer < 3; layer++) b.push_back({"prompt0/prefill/0/layer." + std::to_string(layer) + "/q_proj", {2, 4}, wave(8, layer)});
+  t = b;
+  t[2].x[1] += 0.5;
+  const Dump base = write_dump(f / "b", b), target = write_dump(f / "t", t);
+  const std::string text = render_text(to_records(compare(base, target, at(Level::byte_exact)), base, target), false, false);
+  EXPECT_NE(text.find("95.8%"), std::string::npos) << "23 of 24, two tensors by hash\n" << text;
+  // A prompt with late phases alone comes first by name; the divergence is upstream of it, and leads.
+  std::vector<Values> two = {{"prompt0/prefill/0/logits", {1, 4}, wave(4)}, {"prompt1/prefill/0/layer.0/q_proj", {1, 4}, wave(4)}};
+  std::vector<Values> wrong = two;
+  wrong[0].x[0] += 1;
+  wrong[1].x[0] += 1;
+  const Dump base2 = write_dump(f / "b2", two), target2 = write_dump(f / "t2", wrong);
+  const std::string order = render_text(to_records(compare(base2, target2, at(Level::max_rel, 1e-6)), base2, target2), false, false);
+  EXPECT_LT(order.find("fail  prompt1/prefill/0/layer.0/q_proj"), order.find("fail  prompt0/prefill/0/logits")) << order;
+}
+
 }  // namespace
 }  // namespace assay

@@ -99,6 +99,36 @@ TEST(Greedy, AFlipAtAMarginBelowTheNoiseIsANearTieAndEndsAFreeRun) {
             std::string::npos);
 }
 
+TEST(Greedy, ANearTieAtTheFirstStepAloneIsNoAgreement) {
+  Folder f;
+  Timeline near = honest();  // the margin at step 0 is within the noise
+  near.logits[0][30] = 4 - 2.4e-7;
+  Timeline flipped = noisy(-1);
+  flipped.logits[0][30] = flipped.logits[0][10] + 4.8e-7;
+  flipped.greedy[0] = 30;
+  const Dump base = write(f / "b", near), free_run = write(f / "t", flipped);
+  CompareResult r = compare(base, free_run, greedy_level());
+  EXPECT_EQ(r.exit_code(), 1);
+  EXPECT_EQ(r.greedy[0].agreed, 0);
+  ASSERT_EQ(r.greedy[0].flips.size(), 1u);
+  EXPECT_TRUE(r.greedy[0].flips[0].near_tie);
+  EXPECT_NE(r.greedy[0].reason.find("--force-ids"), std::string::npos) << r.greedy[0].reason;
+  // Fed the baseline's ids, the steps behind it agree, and the same near tie is one again.
+  std::vector<int64_t> forced;
+  for (double id : honest().greedy) forced.push_back(int64_t(id));
+  r = compare(base, write(f / "t2", flipped, true, forced), greedy_level());
+  EXPECT_EQ(r.exit_code(), 0);
+  EXPECT_EQ(r.greedy[0].agreed, kSteps);
+  EXPECT_EQ(r.greedy[0].status, Status::near_tie);
+}
+
+TEST(Greedy, WithoutAPresetNoMarginIsATieAndTheTextSaysSo) {
+  Folder f;
+  const CompareResult r = compare(write(f / "b", honest()), write(f / "t", noisy(3)), greedy_level(0, 0));
+  EXPECT_EQ(r.exit_code(), 1);
+  EXPECT_NE(r.greedy[0].reason.find("without a preset"), std::string::npos) << r.greedy[0].reason;
+}
+
 TEST(Greedy, WithForcedIdsTheComparisonGoesOn) {
   Folder f;
   std::vector<int64_t> forced;

@@ -405,7 +405,9 @@ TEST(Writer, SizeLimit) {
 // C14: a full disk is said at declare(), before the pass runs, with the file, the bytes needed and the bytes free.
 void expect_disk_full(const fs::path& dir, int64_t bytes) {
   try {
-    DumpWriter w(options(dir));
+    DumpWriter::Options o = options(dir);
+    o.when_full = "write less (--mode stats)";
+    DumpWriter w(o);
     w.declare({decl("big", DType::u8, {bytes / 1024, 1024})});
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
@@ -414,6 +416,7 @@ void expect_disk_full(const fs::path& dir, int64_t bytes) {
     EXPECT_NE(text.find("part-0000.safetensors"), std::string::npos) << text;
     EXPECT_NE(text.find(std::to_string(bytes / 1'000'000)), std::string::npos) << text;
     EXPECT_NE(text.find("bytes free"), std::string::npos) << text;
+    EXPECT_NE(text.find("write less (--mode stats)"), std::string::npos) << text;
   }
   EXPECT_THROW(Dump::open(dir), Error);
   EXPECT_FALSE(fs::exists(dir / "part-0000.safetensors")) << "the space is given back";

@@ -197,7 +197,7 @@ TEST(Replay, AFolderThatContradictsItselfIsRefused) {
                                                         {"\"weight_type\": \"F32\"", "\"weight_type\": \"Q4_0\""},
                                                         {"\"isa\": \"scalar\"", "\"isa\": \"sse9\""},
                                                         {"\"first_position\": 0", "\"first_position\": -1"},
-                                                        {"\"version\": 1, \"origin\"", "\"version\": 2, \"origin\""}}) {
+                                                        {"\"version\": 1,", "\"version\": 2,"}}) {
     std::string bad = text, a = from, b = to;
     if (bad.find(a) == std::string::npos) {  // compact JSON
       std::erase(a, ' ');

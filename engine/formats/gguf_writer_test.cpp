@@ -124,6 +124,7 @@ TEST(GgufWriter, AFullDiskIsAnErrorThatLeavesNothing) {
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(message.find("the disk is full or a limit is reached"), std::string::npos) << message;
   EXPECT_NE(message.find("4194"), std::string::npos) << message;  // bytes wanted
+  EXPECT_EQ(message.find("--"), std::string::npos) << "options of another command: " << message;
   EXPECT_EQ(files_in(dir.path()), 0u);
 }
 
