@@ -26,7 +26,10 @@ CheckOutcome caught(const CheckContext& c, const Fault& fault) {
     const std::string status = found.at("status"),
                       line = fmt::format("{}: {}, at \"{}\"", found.at("check").get<std::string>(), status,
                                          found.at("place").get<std::string>());
-    if (status == (survives ? "missed" : "caught"))
+    if (status == "not_run" &&
+        found.at("place").get<std::string>().rfind("needs ", 0) == 0)  // a tool that is not there
+      out.not_run = found.at("place");
+    else if (status == (survives ? "missed" : "caught"))
       out.notes.push_back(line);
     else
       out.fail(

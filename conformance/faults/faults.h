@@ -69,6 +69,7 @@ void add_kernel_faults(std::vector<Fault>& out);     // quantised products and q
 void add_tail_faults(std::vector<Fault>& out);       // branches that no model takes: tail_faults.cpp
 void add_artifact_faults(std::vector<Fault>& out);   // files and manifests: artifact_faults.cpp
 void add_tokenizer_faults(std::vector<Fault>& out);  // tokenizer_faults.cpp
+void add_subject_faults(std::vector<Fault>& out);     // other engines' dumps: subject_faults.cpp
 void add_comparator_faults(
     std::vector<Fault>& out);  // comparators that passed what they should fail: comparator_faults.cpp
 

@@ -1,0 +1,127 @@
+// Faults of other engines' dumps: ranks, partial sums, pages, low precision. The dumps are those of emulated engines,
+// made by conformance/subjects/emulate.py with and without the fault, and come to our names through their maps.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "conformance/check.h"
+#include "conformance/faults/faults.h"
+#include "conformance/integration/quantised.h"
+#include "dumps/map.h"
+#include "oracle/window.h"
+
+namespace assay {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "subject/<engine>/<case>/<check>".
+struct Asked {
+  std::string engine, case_name, check;
+};
+Asked parse(const std::string& id) {
+  const size_t a = id.find('/'), b = id.find('/', a + 1), d = id.find('/', b + 1);
+  if (id.rfind("subject/", 0) != 0 || d == std::string::npos)
+    throw Error(ErrorKind::malformed, "expected.json", "is no check of a subject", "subject/ENGINE/CASE/CHECK", id);
+  return {id.substr(a + 1, b - a - 1), id.substr(b + 1, d - b - 1), id.substr(d + 1)};
+}
+
+int run_quietly(const std::string& command) {
+  const int status = std::system((command + " >/dev/null 2>&1").c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/// The emulated engine's dump below c.work. False: there is no Python with numpy.
+bool make_subject(const CheckContext& c, const Asked& a, const std::string& fault, const fs::path& out) {
+  if (run_quietly("python3 -c 'import numpy'") != 0) return false;
+  const std::string command = fmt::format("python3 '{}' {} '{}' --out '{}' --force{}",
+                                          (c.root / "conformance" / "subjects" / "emulate.py").string(), a.engine,
+                                          (c.root / "goldens" / "official" / a.case_name).string(), out.string(),
+                                          fault.empty() ? "" : " --fault " + fault);
+  if (const int code = run_quietly(command); code == 3)
+    throw NoPlace(fault);
+  else if (code != 0)
+    throw Error(ErrorKind::internal, command, "did not make the dump", "exit 0", std::to_string(code));
+  return true;
+}
+
+Dump mapped(const fs::path& theirs) {
+  return Mapping(Dump::open(theirs), DumpMap::read(theirs.string() + ".map")).dump();
+}
+
+/// Where a mapped subject parts from the official goldens.
+Finding compared(const Dump& golden, const Dump& judged, const char* preset) {
+  CompareOptions options;
+  options.level = Level::max_rel;
+  options.tolerance = presets().at(preset);
+  const CompareResult r = compare(golden, judged, options);
+  Finding f;
+  f.failed = r.exit_code() != kPass;
+  if (f.failed)
+    f.place = r.divergence ? r.divergence->name + (r.divergence->where.empty() ? "" : ", " + r.divergence->where)
+                           : "nothing was compared";
+  f.note = fmt::format("{} of {} tensors beyond the tolerance", r.failed, r.compared);
+  return f;
+}
+
+/// The error that a window of ops may add in bfloat16: each of its at most three stored values is rounded once (2^-9 of
+/// an element, which is at most its row's maximum), and what enters a sum was rounded before (2^-9 of its terms). In
+/// max_rel a factor of sixteen, 2^-5, has room for terms that cancel. Measured beside the fault on qwen3-odd: 75% of
+/// it.
+constexpr double kAddedLimit = 0x1p-5;
+
+Finding added(const CheckContext& c, const Asked& a, const Dump& judged) {
+  Finding f;
+  double worst = 0;
+  for (const oracle::NodeError& e :
+       oracle::window_errors(c.root / "goldens" / "official" / a.case_name / "model", judged)) {
+    if (e.added <= kAddedLimit) {
+      worst = std::max(worst, e.added);
+      continue;
+    }
+    if (!f.failed) f.place = fmt::format("{}, row {}, column {}", e.name, e.row, e.column);
+    f.failed = true;
+    f.note += fmt::format("{}{} added {:.2e}", f.note.empty() ? "" : "; ", e.name, e.added);
+  }
+  f.note += fmt::format("{}all others at most {:.2e} (limit {:.2e})", f.note.empty() ? "" : "; ", worst, kAddedLimit);
+  return f;
+}
+
+Finding judge(const CheckContext& c, const std::string& fault, const std::string& check, bool planted) {
+  const Asked a = parse(check);
+  const fs::path theirs = c.work / "theirs";
+  fs::create_directories(c.work);
+  Finding f;
+  if (!make_subject(c, a, planted ? fault : "", theirs)) {
+    f.not_run = "needs python3 with numpy";
+    return f;
+  }
+  const Dump judged = mapped(theirs);
+  if (a.check == "added")
+    f = added(c, a, judged);
+  else
+    f = compared(Dump::open(c.root / "goldens" / "official" / a.case_name), judged,
+                 a.engine == "bf16" ? "official-bf16" : "official-f32");
+  f.changed = planted;  // emulate.py refuses a fault that changes no byte
+  return f;
+}
+
+}  // namespace
+
+void add_subject_faults(std::vector<Fault>& out) {
+  const auto add = [&](const char* id, const char* what, const char* note, const char* fault) {
+    Fault f{id, what, How::value, note};
+    f.own = [fault](const CheckContext& c, const std::string& check, bool planted) {
+      return judge(c, fault, check, planted);
+    };
+    out.push_back(std::move(f));
+  };
+  add("E1/shard-order", "the loader halves q|k|v as it lies instead of giving each rank its own", "", "shard-order");
+  add("E2/one-rank", "one rank's part of a sum is read as the whole", "", "one-rank");
+  add("E3/pages-exchanged", "two pages of a block table are exchanged", "", "pages-exchanged");
+  add("E7/stale-v-row", "the last V row of the last layer of a bfloat16 engine is stale",
+      "the window that adds the error is named: the one node, not what follows from it", "stale-v-row");
+}
+
+}  // namespace assay
