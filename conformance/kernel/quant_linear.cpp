@@ -45,14 +45,14 @@ std::vector<float> run(const Kernels& k, const Matrix& w, const std::vector<floa
   return y;
 }
 
-struct Shape {
+struct QuantShape {
   WeightType type;
   Activations kind;
   int64_t rows, groups, tokens;
   Values weights, values;
 };
 
-void check_shape(KernelBench& b, const Shape& s) {
+void check_shape(KernelBench& b, const QuantShape& s) {
   const int64_t columns = 32 * s.groups;
   const StoredMatrix w = stored_matrix(b.rng(), s.type, s.rows, columns, s.weights);
   std::vector<float> x = kernel_values(b.rng(), size_t(s.tokens * columns), s.values);
@@ -81,7 +81,7 @@ void check_shape(KernelBench& b, const Shape& s) {
 
 void quant_linear_cases(KernelBench& b) {
   constexpr Values kWeights[] = {Values::normal, Values::equal, Values::denormals, Values::mixed};
-  const auto one = [&](const Shape& s) {
+  const auto one = [&](const QuantShape& s) {
     if (b.next(fmt::format("{} {}, {} rows of {} groups, {} tokens, weights {}, x {}", name_of(s.type), name_of(s.kind),
                            s.rows, s.groups, s.tokens, name_of(s.weights), name_of(s.values))))
       check_shape(b, s);
