@@ -1,5 +1,5 @@
-# Fuzz targets of the model readers (preset `sanitize`: clang, address and undefined-behaviour sanitizers). A run:
-#   build-sanitize/engine/gguf_fuzz -max_total_time=60 build-sanitize/corpus engine/formats/fuzz_corpus/gguf
+# Fuzz targets of the model readers (preset `fuzz`: clang, address and undefined-behaviour sanitizers). A run:
+#   build-fuzz/engine/gguf_fuzz -max_total_time=60 build-fuzz/corpus engine/formats/fuzz_corpus/gguf
 # New inputs go to the first folder. Seeds in fuzz_corpus/ are made by tools/make_fuzz_corpus.py.
 target_compile_options(assay_engine PRIVATE -fsanitize=fuzzer-no-link)  # dumps/CMakeLists.txt does it for assay_dumps
 foreach(name gguf hf_config)

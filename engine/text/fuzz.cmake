@@ -1,4 +1,4 @@
-# Fuzz targets of text (preset `sanitize`), as engine/formats/fuzz.cmake: build-sanitize/engine/text/NAME_fuzz fuzz_corpus/NAME.
+# Fuzz targets of text (preset `fuzz`), as engine/formats/fuzz.cmake: build-fuzz/engine/text/NAME_fuzz fuzz_corpus/NAME.
 target_compile_options(assay_text PRIVATE -fsanitize=fuzzer-no-link)
 file(GLOB TEXT_FUZZ CONFIGURE_DEPENDS *_fuzz.cpp)
 foreach(source ${TEXT_FUZZ})
