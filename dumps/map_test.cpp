@@ -12,6 +12,7 @@
 #include "dumps/map_gather.h"
 #include "dumps/metrics.h"
 #include "dumps/rows.h"
+#include "dumps/schema_for_tests.h"
 
 namespace assay {
 namespace {
@@ -353,6 +354,8 @@ TEST_F(Maps, WrittenIsWhatIsCompared) {
   ASSERT_EQ(mapping.lines().size(), 3u);
   EXPECT_EQ(mapping.lines()[0].how, "moved");
   EXPECT_EQ(mapping.lines()[0].line, 1);
+  const Schema schema = Schema::read(std::filesystem::path(__FILE__).parent_path() / "schemas" / "record.schema.json");
+  for (const Json& r : map_records(mapping, from, "shards.map")) EXPECT_EQ(schema.check(r), "") << r.dump();
 }
 
 TEST(RoundTo, EveryValueOf16BitsAndTheMiddlesBetweenThem) {
