@@ -24,11 +24,12 @@ constexpr std::string_view kPhases[] = {
     // gated DeltaNet
     "gdn_qkvz", "gdn_ba", "gdn_qkv", "gdn_z", "gdn_b", "gdn_a", "gdn_conv", "gdn_q", "gdn_k", "gdn_v", "gdn_beta",
     "gdn_decay", "gdn_core", "gdn_norm", "gdn_out",
-    // both
-    "attn_residual",
+    // both; a norm behind the block (olmo2) comes before the residual
+    "attn_post_norm", "attn_residual",
     // FFN, dense and MoE
     "ffn_norm", "gate_proj", "up_proj", "ffn_act", "down_proj", "router_logits", "router_topk_ids",
-    "router_topk_weights", "moe_out", "shared_expert_gate", "shared_expert_out", "ffn_out", "ffn_residual",
+    "router_topk_weights", "moe_out", "shared_expert_gate", "shared_expert_out", "ffn_out",
+    "ffn_post_norm", "ffn_residual",
     // behind the layers
     "final_norm", "mtp_norm", "logits", "logits_last", "logits_top_ids", "logits_top_values"};
 // Phases of the whole model that come before the first layer: all up to and including mtp_fc.

@@ -76,7 +76,9 @@ TEST(Names, BuildsWhatItParses) {
 TEST(Names, ExecutionOrder) {
   const std::vector<std::string> want = {
       "prompt0/prefill/0/embed", "prompt0/prefill/0/layer.0/attn_norm", "prompt0/prefill/0/layer.0/q_proj",
-      "prompt0/prefill/0/layer.0/ffn_residual", "prompt0/prefill/0/layer.2/attn_norm",
+      "prompt0/prefill/0/layer.0/attn_post_norm", "prompt0/prefill/0/layer.0/attn_residual",
+      "prompt0/prefill/0/layer.0/ffn_post_norm", "prompt0/prefill/0/layer.0/ffn_residual",
+      "prompt0/prefill/0/layer.2/attn_norm",
       "prompt0/prefill/0/layer.10/attn_norm", "prompt0/prefill/0/final_norm", "prompt0/prefill/0/logits",
       "prompt0/prefill/0/logits_last", "prompt0/decode/2/embed", "prompt0/decode/10/embed",
       "prompt0/mtp_prefill/0/mtp_fc", "prompt0/mtp_prefill/0/mtp.0/attn_norm", "prompt0/mtp_prefill/0/mtp_norm",

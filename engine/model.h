@@ -45,7 +45,7 @@ struct RopeConfig {
 };
 
 struct Config {
-  std::string family;        // "llama", "qwen2", "qwen3", "qwen3_vl"
+  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_vl"
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
@@ -57,22 +57,29 @@ struct Config {
   double rms_eps = 0;        // rounded to f32 where it is used
   bool tied = false;         // lm_head is embed
   bool qkv_bias = false;     // qwen2
-  bool qk_norm = false;      // qwen3
+  bool qk_norm = false;      // qwen3, olmo2: q and k are normalised before RoPE
+  bool qk_norm_whole = false;  // olmo2: over all heads of a token together; else over each head alone
+  bool post_norm = false;    // olmo2: a norm behind attention and FFN, none before them
   RopeConfig rope;
   int64_t bos = -1;                 // -1: none
   std::vector<int64_t> eos;
+
+  /// Columns that q's or k's norm runs over, given their heads: the length of its weight.
+  int64_t qk_norm_columns(int64_t of_heads) const { return qk_norm_whole ? of_heads * head_dim : head_dim; }
 };
 
 struct LayerWeights {
-  Vector attn_norm;                // [hidden]
+  Vector attn_norm;                // [hidden]; empty: olmo2
   Matrix q, k, v;                  // [heads*head_dim, hidden], [kv_heads*head_dim, hidden] twice
   Vector q_bias, k_bias, v_bias;   // [rows of q, k, v], qwen2
-  Vector q_norm, k_norm;           // [head_dim], qwen3
+  Vector q_norm, k_norm;           // [head_dim], qwen3; [heads*head_dim] and [kv_heads*head_dim], olmo2
   Matrix o;                        // [hidden, heads*head_dim]
   Vector o_bias;                   // [hidden], llama with attention_bias
-  Vector ffn_norm;                 // [hidden]
+  Vector attn_post_norm;           // [hidden], olmo2
+  Vector ffn_norm;                 // [hidden]; empty: olmo2
   Matrix gate, up;                 // [ffn, hidden]
   Matrix down;                     // [hidden, ffn]
+  Vector ffn_post_norm;            // [hidden], olmo2
 };
 
 struct Weights {

@@ -15,7 +15,8 @@ size_t vector_bytes(const Weights& w) {
   size_t floats = w.final_norm.size();
   for (const LayerWeights& l : w.layers)
     for (const Vector* v :
-         {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm})
+         {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm,
+          &l.attn_post_norm, &l.ffn_post_norm})
       floats += v->size();
   return floats * sizeof(float);
 }

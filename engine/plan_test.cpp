@@ -78,7 +78,7 @@ TEST(Plan, EveryClassIsWhatTheEngineCounts) {
         size_t vectors = model->weights.final_norm.size();
         for (const LayerWeights& l : model->weights.layers)
           vectors += l.attn_norm.size() + l.ffn_norm.size() + l.q_norm.size() + l.k_norm.size() + l.q_bias.size() +
-                     l.k_bias.size() + l.v_bias.size();
+                     l.k_bias.size() + l.v_bias.size() + l.attn_post_norm.size() + l.ffn_post_norm.size();
         EXPECT_EQ(plan.vectors, vectors * sizeof(float)) << where;
         plans++;
       }

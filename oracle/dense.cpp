@@ -102,10 +102,16 @@ std::string axes_of(std::string_view phase) {
 }
 
 std::vector<std::string> phases_of(const Config& c) {
-  std::vector<std::string> out = {"embed", "attn_norm", "q_proj", "k_proj", "v_proj"};
-  if (c.qk_norm) out.insert(out.end(), {"q_norm", "k_norm"});
-  out.insert(out.end(), {"q_rope", "k_rope", "attn_context", "o_proj", "attn_residual", "ffn_norm", "gate_proj",
-                         "up_proj", "ffn_act", "down_proj", "ffn_residual", "final_norm", "logits"});
+  std::vector<std::string> out = {"embed"};
+  auto more = [&](std::initializer_list<const char*> phases) { out.insert(out.end(), phases.begin(), phases.end()); };
+  if (!c.post_norm) more({"attn_norm"});
+  more({"q_proj", "k_proj", "v_proj"});
+  if (c.qk_norm) more({"q_norm", "k_norm"});
+  more({"q_rope", "k_rope", "attn_context", "o_proj"});
+  more({c.post_norm ? "attn_post_norm" : "attn_residual", c.post_norm ? "attn_residual" : "ffn_norm"});
+  more({"gate_proj", "up_proj", "ffn_act", "down_proj"});
+  if (c.post_norm) more({"ffn_post_norm"});
+  more({"ffn_residual", "final_norm", "logits"});
   return out;
 }
 
@@ -123,24 +129,31 @@ Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache
     const LayerWeights64 w = weights.layer(l);
     line.enter_layer(int(l));
 
-    Value h = line.norm("attn_norm", x, w.attn_norm, c.rms_eps);
+    Value h = c.post_norm ? x : line.norm("attn_norm", x, w.attn_norm, c.rms_eps);
     Value q = line.linear("q_proj", h, w.q, w.q_bias);
     Value k = line.linear("k_proj", h, w.k, w.k_bias);
     const Value v = line.linear("v_proj", h, w.v, w.v_bias);
-    if (c.qk_norm) {
+    if (c.qk_norm_whole) {
+      q = line.norm("q_norm", q, w.q_norm, c.rms_eps);
+      k = line.norm("k_norm", k, w.k_norm, c.rms_eps);
+    } else if (c.qk_norm) {
       q = line.head_norm("q_norm", q, c.heads, w.q_norm, c.rms_eps);
       k = line.head_norm("k_norm", k, c.kv_heads, w.k_norm, c.rms_eps);
     }
     q = line.rope("q_rope", q, c.heads, c);
     k = line.rope("k_rope", k, c.kv_heads, c);
     const Value context = line.attention("attn_context", q, k, v, cache.k[size_t(l)], cache.v[size_t(l)], c);
-    x = line.add("attn_residual", x, line.linear("o_proj", context, w.o, w.o_bias));
+    Value y = line.linear("o_proj", context, w.o, w.o_bias);
+    if (c.post_norm) y = line.norm("attn_post_norm", y, w.attn_post_norm, c.rms_eps);
+    x = line.add("attn_residual", x, y);
 
-    h = line.norm("ffn_norm", x, w.ffn_norm, c.rms_eps);
+    h = c.post_norm ? x : line.norm("ffn_norm", x, w.ffn_norm, c.rms_eps);
     const Value gate = line.linear("gate_proj", h, w.gate);
     const Value up = line.linear("up_proj", h, w.up);
     const Value act = line.silu_mul("ffn_act", gate, up);
-    x = line.add("ffn_residual", x, line.linear("down_proj", act, w.down));
+    y = line.linear("down_proj", act, w.down);
+    if (c.post_norm) y = line.norm("ffn_post_norm", y, w.ffn_post_norm, c.rms_eps);
+    x = line.add("ffn_residual", x, y);
   }
   line.leave_layers();
   const Value h = line.norm("final_norm", x, weights.final_norm(), c.rms_eps);

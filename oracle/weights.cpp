@@ -158,6 +158,8 @@ struct ModelSource final : Weights64::Source {
     if (role == &N::o) return bias ? of(l.o_bias) : of(l.o);
     if (role == &N::attn_norm) return of(l.attn_norm);
     if (role == &N::ffn_norm) return of(l.ffn_norm);
+    if (role == &N::attn_post_norm) return of(l.attn_post_norm);
+    if (role == &N::ffn_post_norm) return of(l.ffn_post_norm);
     if (role == &N::q_norm) return of(l.q_norm);
     if (role == &N::k_norm) return of(l.k_norm);
     if (role == &N::gate) return of(l.gate);
@@ -223,11 +225,16 @@ LayerWeights64 Weights64::layer(int64_t i) const {
   const Source& s = *source_;
   const int64_t q_rows = c.heads * c.head_dim, kv_rows = c.kv_heads * c.head_dim;
   LayerWeights64 l;
-  l.attn_norm = s.vector(i, &N::attn_norm, c.hidden);
-  l.ffn_norm = s.vector(i, &N::ffn_norm, c.hidden);
+  if (c.post_norm) {
+    l.attn_post_norm = s.vector(i, &N::attn_post_norm, c.hidden);
+    l.ffn_post_norm = s.vector(i, &N::ffn_post_norm, c.hidden);
+  } else {
+    l.attn_norm = s.vector(i, &N::attn_norm, c.hidden);
+    l.ffn_norm = s.vector(i, &N::ffn_norm, c.hidden);
+  }
   if (c.qk_norm) {
-    l.q_norm = s.vector(i, &N::q_norm, c.head_dim);
-    l.k_norm = s.vector(i, &N::k_norm, c.head_dim);
+    l.q_norm = s.vector(i, &N::q_norm, c.qk_norm_columns(c.heads));
+    l.k_norm = s.vector(i, &N::k_norm, c.qk_norm_columns(c.kv_heads));
   }
   l.q_bias = s.vector(i, &N::q, q_rows, "bias");
   l.k_bias = s.vector(i, &N::k, kv_rows, "bias");

@@ -14,8 +14,9 @@ namespace assay::oracle {
 
 /// One decoder layer. Shapes as in engine/model.h, rows in Hugging Face order; absent vectors are empty.
 struct LayerWeights64 {
-  std::vector<double> attn_norm, ffn_norm;     // [hidden]
-  std::vector<double> q_norm, k_norm;          // [head_dim], qwen3
+  std::vector<double> attn_norm, ffn_norm;     // [hidden]; empty in olmo2, which has these instead:
+  std::vector<double> attn_post_norm, ffn_post_norm;
+  std::vector<double> q_norm, k_norm;          // [head_dim], qwen3; [heads*head_dim], [kv_heads*head_dim], olmo2
   std::vector<double> q_bias, k_bias, v_bias;  // [rows of q, k, v], qwen2
   std::vector<double> o_bias;                  // [hidden], llama with attention_bias
   WeightRows q, k, v, o, gate, up, down;

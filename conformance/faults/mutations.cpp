@@ -123,7 +123,8 @@ const Material& material(const CheckContext& c, const OfficialCase& oc) {
 
 nlohmann::ordered_json judge(const CheckContext& c, const std::string& id, std::mt19937_64& rng) {
   // Models whose every width is odd for someone: all dense families, GQA of 1, 2 and 4 groups, biases, tied and untied.
-  static const std::vector<const char*> kCases = {"llama-base", "llama-rope3", "qwen2-bias", "qwen3-k256", "qwen3-odd"};
+  static const std::vector<const char*> kCases = {"llama-base", "llama-rope3", "olmo2-base",
+                                                  "qwen2-bias", "qwen3-k256",  "qwen3-odd"};
   std::optional<Mutant> mutant;
   const MutantKind* kind = nullptr;
   const Material* m = nullptr;

@@ -5,6 +5,7 @@
 namespace assay {
 
 Program llama(const Model& model);
+Program olmo2(const Model& model);
 Program qwen2(const Model& model);
 Program qwen3(const Model& model);
 Program qwen3_vl_text(const Model& model);

@@ -41,7 +41,7 @@ class Assembler {
     auto bias = [&](const char* name) { return stem + name + ".bias"; };
     const int64_t q_rows = c_.heads * c_.head_dim, kv_rows = c_.kv_heads * c_.head_dim;
     LayerWeights l;
-    l.attn_norm = vector(weight(n_.attn_norm), c_.hidden, "[hidden]");
+    if (!c_.post_norm) l.attn_norm = vector(weight(n_.attn_norm), c_.hidden, "[hidden]");
     l.q = unpermuted(matrix(weight(n_.q), q_rows, c_.hidden, "[heads * head_dim, hidden]"));
     l.k = unpermuted(matrix(weight(n_.k), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]"));
     l.v = matrix(weight(n_.v), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]");
@@ -53,10 +53,17 @@ class Assembler {
     }
     if (o_.o_bias) l.o_bias = vector(bias(n_.o), c_.hidden, "[hidden]");
     if (c_.qk_norm) {
-      l.q_norm = vector(weight(n_.q_norm), c_.head_dim, "[head_dim]");
-      l.k_norm = vector(weight(n_.k_norm), c_.head_dim, "[head_dim]");
+      l.q_norm = vector(weight(n_.q_norm), c_.qk_norm_columns(c_.heads),
+                        c_.qk_norm_whole ? "[heads * head_dim]" : "[head_dim]");
+      l.k_norm = vector(weight(n_.k_norm), c_.qk_norm_columns(c_.kv_heads),
+                        c_.qk_norm_whole ? "[kv_heads * head_dim]" : "[head_dim]");
     }
-    l.ffn_norm = vector(weight(n_.ffn_norm), c_.hidden, "[hidden]");
+    if (c_.post_norm) {
+      l.attn_post_norm = vector(weight(n_.attn_post_norm), c_.hidden, "[hidden]");
+      l.ffn_post_norm = vector(weight(n_.ffn_post_norm), c_.hidden, "[hidden]");
+    } else {
+      l.ffn_norm = vector(weight(n_.ffn_norm), c_.hidden, "[hidden]");
+    }
     l.gate = matrix(weight(n_.gate), c_.ffn, c_.hidden, "[ffn, hidden]");
     l.up = matrix(weight(n_.up), c_.ffn, c_.hidden, "[ffn, hidden]");
     l.down = matrix(weight(n_.down), c_.hidden, c_.ffn, "[hidden, ffn]");

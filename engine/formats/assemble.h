@@ -30,7 +30,7 @@ struct SourceTensor {
 struct TensorNames {
   const char *embed, *final_norm, *lm_head;  // complete names
   const char* layer;
-  const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down;
+  const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down, *attn_post_norm, *ffn_post_norm;
 };
 
 /// llama.cpp's, of GGUF files (gguf-py/gguf/constants.py).
@@ -48,7 +48,9 @@ inline constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
                                            .ffn_norm = "ffn_norm",
                                            .gate = "ffn_gate",
                                            .up = "ffn_up",
-                                           .down = "ffn_down"};
+                                           .down = "ffn_down",
+                                           .attn_post_norm = "post_attention_norm",
+                                           .ffn_post_norm = "post_ffw_norm"};
 
 /// Hugging Face's, of folders.
 inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
@@ -65,7 +67,10 @@ inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
                                          .ffn_norm = "post_attention_layernorm",
                                          .gate = "mlp.gate_proj",
                                          .up = "mlp.up_proj",
-                                         .down = "mlp.down_proj"};
+                                         .down = "mlp.down_proj",
+                                         // olmo2's; in the other families the first of the two names ffn_norm
+                                         .attn_post_norm = "post_attention_layernorm",
+                                         .ffn_post_norm = "post_feedforward_layernorm"};
 
 /// llama.cpp's tensor of llama3 rope divisors, [rotary/2] of F32 (rope_factors.h).
 inline constexpr const char* kRopeFreqs = "rope_freqs.weight";

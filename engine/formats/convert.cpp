@@ -62,10 +62,12 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n) {
     vector(stem + n.k_norm + ".weight", l.k_norm);
     matrix(stem + n.o + ".weight", l.o);
     vector(stem + n.o + ".bias", l.o_bias);
+    vector(stem + n.attn_post_norm + ".weight", l.attn_post_norm);
     vector(stem + n.ffn_norm + ".weight", l.ffn_norm);
     matrix(stem + n.gate + ".weight", l.gate);
     matrix(stem + n.up + ".weight", l.up);
     matrix(stem + n.down + ".weight", l.down);
+    vector(stem + n.ffn_post_norm + ".weight", l.ffn_post_norm);
   }
   vector(n.final_norm, m.weights.final_norm);
   if (!m.config.tied) matrix(n.lm_head, m.weights.lm_head);

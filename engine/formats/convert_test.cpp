@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 fs::path official(const std::string& name) {
   return fs::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model";
 }
-constexpr const char* kCases[] = {"llama-base", "llama-rope3", "qwen2-bias",
+constexpr const char* kCases[] = {"llama-base", "llama-rope3", "olmo2-base", "qwen2-bias",
                                   "qwen3-k256", "qwen3-odd",   "qwen3_vl-text"};
 
 std::vector<float> widened(const Matrix& m) {
@@ -67,7 +67,8 @@ std::string first_difference(const Model& a, const Model& b) {
   for (size_t i = 0; i < a.weights.layers.size(); i++) {
     const LayerWeights &l = a.weights.layers[i], &r = b.weights.layers[i];
     for (auto v : {&LayerWeights::attn_norm, &LayerWeights::q_bias, &LayerWeights::k_bias, &LayerWeights::v_bias,
-                   &LayerWeights::q_norm, &LayerWeights::k_norm, &LayerWeights::o_bias, &LayerWeights::ffn_norm})
+                   &LayerWeights::q_norm, &LayerWeights::k_norm, &LayerWeights::o_bias, &LayerWeights::ffn_norm,
+                   &LayerWeights::attn_post_norm, &LayerWeights::ffn_post_norm})
       if (l.*v != r.*v) return "a vector of layer " + std::to_string(i);
   }
   return a.weights.final_norm != b.weights.final_norm ? "final norm" : "";
@@ -82,6 +83,8 @@ void expect_equal_configs(const Config& a, const Config& b) {
   EXPECT_EQ(a.tied, b.tied);
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
+  EXPECT_EQ(a.qk_norm_whole, b.qk_norm_whole);
+  EXPECT_EQ(a.post_norm, b.post_norm);
   EXPECT_EQ(a.eos, b.eos);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);

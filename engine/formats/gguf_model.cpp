@@ -25,7 +25,7 @@ struct Architecture {
   const char* family;
 };
 constexpr Architecture kArchitectures[] = {
-    {"llama", "llama"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
+    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
 
 class GgufModel {
  public:
@@ -72,12 +72,12 @@ class GgufModel {
              std::to_string(*f_.integer("split.count", 0, 65535)), "Join the parts first (llama-gguf-split --merge)");
     }
     auto arch = f_.string("general.architecture");
-    if (!arch) refuse("general.architecture", "is missing", "llama, qwen2, qwen3 or qwen3vl", "no such key");
+    if (!arch) refuse("general.architecture", "is missing", "llama, olmo2, qwen2, qwen3 or qwen3vl", "no such key");
     for (const Architecture& a : kArchitectures) {
       if (*arch == a.name) c_.family = a.family;
     }
     if (c_.family.empty())
-      refuse("general.architecture", "is not supported", "llama, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
+      refuse("general.architecture", "is not supported", "llama, olmo2, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
     arch_ = *arch;
   }
 
@@ -111,7 +111,7 @@ class GgufModel {
     }
     // The converter leaves the head out where it is the embedding.
     c_.tied = f_.find_tensor(kGgufNames.lm_head) == nullptr;
-    c_.qk_norm = c_.family == "qwen3" || c_.family == "qwen3_vl";
+    set_wiring(c_);
     // GGUF has no key for biases: they are there or not, and then in all layers (assemble() asks for each).
     c_.qkv_bias = c_.family == "qwen2" || f_.find_tensor("blk.0.attn_q.bias") != nullptr;
     o_bias_ = f_.find_tensor("blk.0.attn_output.bias") != nullptr;

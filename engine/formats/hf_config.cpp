@@ -19,7 +19,7 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
     auto type = r->string("model_type");
     if (!type) continue;
-    if (*type == "llama" || *type == "qwen2" || *type == "qwen3" || *type == "qwen3_vl") return *type;
+    if (*type == "llama" || *type == "olmo2" || *type == "qwen2" || *type == "qwen3" || *type == "qwen3_vl") return *type;
     if (*type == "qwen3_vl_text") return "qwen3_vl";
     throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(),
                 in_quotes(*type));
@@ -56,10 +56,11 @@ void refuse_sliding_window(const JsonReader& r, const Config& c) {
     return;
   }
   auto window = r.integer("sliding_window", 0, INT64_MAX);
-  // llama has no switch for it: a window that is set is a window in use.
-  const bool used = r.boolean("use_sliding_window").value_or(c.family == "llama");
+  // llama and olmo2 have no switch for it: a window that is set is a window in use.
+  const bool switchless = c.family == "llama" || c.family == "olmo2";
+  const bool used = r.boolean("use_sliding_window").value_or(switchless);
   if (!window || !used) return;
-  const int64_t first = c.family == "llama" ? 0 : r.integer("max_window_layers", 0, kMaxDim).value_or(28);
+  const int64_t first = switchless ? 0 : r.integer("max_window_layers", 0, kMaxDim).value_or(28);
   if (first >= c.layers) return;  // transformers: layers from max_window_layers on slide
   throw Error(ErrorKind::malformed, r.where("sliding_window"), "is in use", "null, or use_sliding_window false",
               std::to_string(*window), hint);
@@ -99,7 +100,7 @@ void parse_rope(const JsonReader& r, Config& c) {
   auto rope = rope_object(r);
   RopeConfig& out = c.rope;
   out.theta =
-      rope_number(r, rope, "rope_theta").value_or(10000.0);  // the default of all four configuration classes' base
+      rope_number(r, rope, "rope_theta").value_or(10000.0);  // the default of all configuration classes' base
   const double partial = rope_number(r, rope, "partial_rotary_factor").value_or(1.0);
   if (!(partial > 0 && partial <= 1)) {
     throw Error(ErrorKind::malformed, r.where("partial_rotary_factor"), "is not a usable value", "above 0, at most 1",
@@ -158,7 +159,7 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
 }  // namespace
 
 std::string supported_families() {
-  return "llama, qwen2, qwen3, qwen3_vl";
+  return "llama, olmo2, qwen2, qwen3, qwen3_vl";
 }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& name) {
@@ -184,7 +185,7 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   c.rms_eps = r.required_number("rms_norm_eps");
   // The head belongs to the outer model, so its key decides; text_config repeats it in some checkpoints.
   c.tied = outer.boolean("tie_word_embeddings").value_or(r.boolean("tie_word_embeddings").value_or(false));
-  c.qk_norm = qwen3;
+  set_wiring(c);
 
   const bool attention_bias = r.boolean("attention_bias").value_or(false);
   out.qkv_bias = c.qkv_bias = c.family == "qwen2" || attention_bias;
@@ -208,6 +209,12 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   c.eos = parse_ids(r.has("eos_token_id") ? r : outer, "eos_token_id");
   check_config(c, name);
   return out;
+}
+
+void set_wiring(Config& c) {
+  const bool olmo2 = c.family == "olmo2";
+  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_vl" || olmo2;
+  c.qk_norm_whole = c.post_norm = olmo2;
 }
 
 void check_config(const Config& c, const std::string& name) {

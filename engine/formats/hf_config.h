@@ -1,6 +1,6 @@
 // config.json of a Hugging Face folder -> Config. Both spellings of the rotary settings (rope_theta and rope_scaling of
 // transformers 4; rope_parameters of transformers 5) and the nested text_config of vision-language models.
-// Source: transformers configuration_llama.py, _qwen2.py, _qwen3.py, _qwen3_vl.py, modeling_rope_utils.py.
+// Source: transformers configuration_llama.py, _olmo2.py, _qwen2.py, _qwen3.py, _qwen3_vl.py, modeling_rope_utils.py.
 #pragma once
 #include <string>
 #include <string_view>
@@ -20,11 +20,14 @@ struct HfConfig {
 /// checkpoints.
 HfConfig parse_hf_config(std::string_view text, const std::string& name);
 
+/// Sets the flags of Config that follow from its family alone, whatever file it came from.
+void set_wiring(Config& config);
+
 /// Checks that hold for any source of a Config: ranges, kv_heads divides heads, an even rotary width, mrope sections,
 /// special ids inside the vocabulary. `name` is the file to blame.
 void check_config(const Config& config, const std::string& name);
 
-/// "llama, qwen2, qwen3, qwen3_vl"
+/// "llama, olmo2, qwen2, qwen3, qwen3_vl"
 std::string supported_families();
 
 }  // namespace assay

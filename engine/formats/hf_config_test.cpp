@@ -69,6 +69,18 @@ TEST(HfConfig, NestedTextConfig) {
   EXPECT_EQ(c.eos, (std::vector<int64_t>{2}));
 }
 
+TEST(HfConfig, NormsOfOlmo2StandBehindItsBlocks) {
+  const Config c = parse(base("olmo2")).config;
+  EXPECT_TRUE(c.qk_norm && c.qk_norm_whole && c.post_norm);
+  EXPECT_EQ(c.qk_norm_columns(c.heads), c.heads * c.head_dim);
+  const Config q = parse(base("qwen3")).config;
+  EXPECT_TRUE(q.qk_norm && !q.qk_norm_whole && !q.post_norm);
+  EXPECT_EQ(q.qk_norm_columns(q.heads), q.head_dim);
+  auto window = base("olmo2");
+  window["sliding_window"] = 4096;  // olmo3's, whose layers slide
+  EXPECT_NE(error_of([&] { parse(window); }).find("sliding_window: is in use"), std::string::npos);
+}
+
 TEST(HfConfig, Defaults) {
   auto j = base();
   for (const char* key : {"head_dim", "num_key_value_heads", "rope_theta", "hidden_act", "tie_word_embeddings",
@@ -118,7 +130,7 @@ TEST(HfConfig, RefusesByNameWithWantedAndFound) {
   const std::vector<Refused> table = {
       {"family",
        [](auto& j) { j["model_type"] = "qwen3_moe"; },
-       {"config.json: model_type", "llama, qwen2, qwen3, qwen3_vl", "found \"qwen3_moe\""}},
+       {"config.json: model_type", "llama, olmo2, qwen2, qwen3, qwen3_vl", "found \"qwen3_moe\""}},
       {"no family", [](auto& j) { j.erase("model_type"); }, {"model_type: is missing"}},
       {"rope yarn",
        [](auto& j) {

@@ -165,6 +165,7 @@ std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtyp
                 "biases of q, k, v and o, or none", c.qkv_bias ? "q, k and v" : "o");
   }
   const char* architecture = c.family == "llama"   ? "LlamaForCausalLM"
+                             : c.family == "olmo2" ? "Olmo2ForCausalLM"
                              : c.family == "qwen2" ? "Qwen2ForCausalLM"
                              : c.family == "qwen3" ? "Qwen3ForCausalLM"
                                                    : "Qwen3VLForConditionalGeneration";

@@ -50,7 +50,9 @@ void expect_equal_weights(const Weights& a, const Weights& b) {
                            {"o_bias", &LayerWeights::o_bias},
                            {"q_norm", &LayerWeights::q_norm},
                            {"k_norm", &LayerWeights::k_norm},
-                           {"ffn_norm", &LayerWeights::ffn_norm}})
+                           {"ffn_norm", &LayerWeights::ffn_norm},
+                           {"attn_post_norm", &LayerWeights::attn_post_norm},
+                           {"ffn_post_norm", &LayerWeights::ffn_post_norm}})
       EXPECT_EQ(x.*v, y.*v) << l << name;
   }
 }
@@ -62,7 +64,7 @@ void expect_equal_config(const Config& a, const Config& b) {
             (std::vector{b.layers, b.hidden, b.heads, b.kv_heads, b.head_dim, b.ffn, b.vocab, b.context}));
   EXPECT_EQ(float(a.rms_eps), float(b.rms_eps));
   EXPECT_EQ(a.tied, b.tied);
-  EXPECT_EQ(a.qk_norm, b.qk_norm);
+  EXPECT_EQ((std::vector{a.qk_norm, a.qk_norm_whole, a.post_norm}), (std::vector{b.qk_norm, b.qk_norm_whole, b.post_norm}));
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);
@@ -86,6 +88,7 @@ struct Case {
 };
 constexpr Case kCases[] = {{"llama-base", "llama", 3, 4, 2, 16, 470, false, "BF16"},
                            {"llama-rope3", "llama", 3, 8, 2, 40, 333, true, "BF16"},
+                           {"olmo2-base", "olmo2", 3, 6, 2, 16, 389, false, "BF16"},
                            {"qwen2-bias", "qwen2", 3, 4, 2, 16, 401, true, "F32"},
                            {"qwen3-k256", "qwen3", 3, 4, 1, 64, 275, true, "BF16"},
                            {"qwen3-odd", "qwen3", 4, 3, 1, 96, 677, false, "BF16"},
@@ -114,7 +117,7 @@ TEST(Loader, LoadsEveryDenseOfficialCase) {
 TEST(Loader, RefusesOtherFamiliesByName) {
   for (const char* name : {"qwen3_5-k256", "qwen3_moe-norm", "qwen3_next-base"}) {
     const std::string error = error_of([&] { load_model(kOfficial / name / "model"); });
-    EXPECT_NE(error.find("model_type: is not supported; wanted llama, qwen2, qwen3, qwen3_vl, found"),
+    EXPECT_NE(error.find("model_type: is not supported; wanted llama, olmo2, qwen2, qwen3, qwen3_vl, found"),
               std::string::npos)
         << error;
   }

@@ -26,11 +26,13 @@ constexpr const char* kForm = "synth:SHAPE:TYPE[:layers=N][:seed=S], like synth:
 /// Part of every model's hash: a change of any made byte is another version (synth_test.cpp pins the bytes).
 constexpr const char* kGenerator = "assay synth 1";
 
-// Shapes of Qwen3-0.6B, Qwen3-VL-2B (its text decoder), Qwen3-8B, Qwen3-30B-A3B and Qwen3.5-27B: their config.json.
+// Shapes of Qwen3-0.6B, Qwen3-VL-2B (its text decoder), Qwen3-8B, OLMo-2-0425-1B, Qwen3-30B-A3B and Qwen3.5-27B: their
+// config.json.
 constexpr SynthShape kShapes[] = {
     {"0.6B", "qwen3", 1024, 28, 16, 8, 128, 3072, 151936, true, 1e6, 40960},
     {"VL-2B", "qwen3_vl", 2048, 28, 16, 8, 128, 6144, 151936, true, 5e6, 262144},
     {"8B", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, false, 1e6, 40960},
+    {"OLMo2-1B", "olmo2", 2048, 16, 16, 16, 128, 8192, 100352, false, 5e5, 4096},
     {"30B-A3B", "qwen3_moe", 2048, 48, 32, 4, 128, 6144, 151936, false, 1e6, 40960, 128, 8, 768},
     {"27B", "qwen3_5", 5120, 64, 24, 4, 256, 17408, 248320, false, 1e7, 262144, 0, 0, 0, 4, 16, 48, 128, 4},
 };
@@ -54,7 +56,7 @@ Config config_of(const SynthShape& s) {
   c.context = s.context;
   c.rms_eps = 1e-6;
   c.tied = s.tied;
-  c.qk_norm = true;
+  set_wiring(c);
   c.rope.theta = s.theta;
   c.rope.rotary = s.head_dim;
   if (c.family == "qwen3_vl") c.rope.mrope_section = {24, 20, 20};
@@ -112,7 +114,7 @@ class LayoutBuilder {
     };
     const int64_t q_rows = c_.heads * c_.head_dim, kv_rows = c_.kv_heads * c_.head_dim;
     const double residual = 1 / std::sqrt(2.0 * double(c_.layers));
-    norm(weight(n.attn_norm), c_.hidden);
+    if (!c_.post_norm) norm(weight(n.attn_norm), c_.hidden);
     matrix(weight(n.q), q_rows, c_.hidden);
     matrix(weight(n.k), kv_rows, c_.hidden);
     matrix(weight(n.v), kv_rows, c_.hidden);
@@ -124,16 +126,24 @@ class LayoutBuilder {
     matrix(weight(n.o), c_.hidden, q_rows, residual);
     if (o_bias_) bias(n.o, c_.hidden);
     if (c_.qk_norm) {
-      norm(weight(n.q_norm), c_.head_dim);
-      norm(weight(n.k_norm), c_.head_dim);
+      norm(weight(n.q_norm), c_.qk_norm_columns(c_.heads));
+      norm(weight(n.k_norm), c_.qk_norm_columns(c_.kv_heads));
     }
-    norm(weight(n.ffn_norm), c_.hidden);
+    if (c_.post_norm) {
+      // Behind the product, the norm alone sets how much a layer adds.
+      norm(weight(n.attn_post_norm), c_.hidden, residual);
+      norm(weight(n.ffn_post_norm), c_.hidden, residual);
+    } else {
+      norm(weight(n.ffn_norm), c_.hidden);
+    }
     matrix(weight(n.gate), c_.ffn, c_.hidden);
     matrix(weight(n.up), c_.ffn, c_.hidden);
     matrix(weight(n.down), c_.hidden, c_.ffn, residual);
   }
 
-  void norm(std::string name, int64_t n) { out_.tensors.push_back({std::move(name), {n}, WeightType::f32, 0.5, 1}); }
+  void norm(std::string name, int64_t n, double factor = 1) {
+    out_.tensors.push_back({std::move(name), {n}, WeightType::f32, 0.5 * factor, factor});
+  }
 
   void matrix(std::string name, int64_t rows, int64_t columns, double factor = 1) {
     const WeightType t = fitting_type(type_, columns);
@@ -164,7 +174,7 @@ std::span<const SynthShape> synth_shapes() {
 }
 
 bool SynthShape::runs() const {
-  return family == "qwen3" || family == "qwen3_vl";
+  return family == "qwen3" || family == "qwen3_vl" || family == "olmo2";
 }
 
 int64_t SynthShape::parameters() const {
@@ -172,7 +182,8 @@ int64_t SynthShape::parameters() const {
   const bool hybrid = attention_interval > 0;
   const int64_t attention_layers = hybrid ? layers / attention_interval : layers;
   // Hybrid models have a gate beside each query.
-  const int64_t attention = hidden * (q * (hybrid ? 2 : 1) + 2 * kv) + q * hidden + 2 * head_dim;
+  const int64_t qk_norms = family == "olmo2" ? q + kv : 2 * head_dim;
+  const int64_t attention = hidden * (q * (hybrid ? 2 : 1) + 2 * kv) + q * hidden + qk_norms;
   const int64_t gdn_k = gdn_k_heads * gdn_dim, gdn_v = gdn_v_heads * gdn_dim, mixed = 2 * gdn_k + gdn_v;
   // qkv, z, b and a, conv, decay and dt bias, norm, out.
   const int64_t gdn =

@@ -51,7 +51,7 @@ struct SynthTensor {
   std::vector<int64_t> shape;  // [rows, columns], or [n] of a vector
   WeightType type;             // vectors: F32
   double size;                 // matrices: root mean square; vectors: half their range
-  double centre;               // vectors: 1 of norms, 0 of biases
+  double centre;               // vectors: 1 of norms (smaller of those behind a block), 0 of biases
   size_t bytes() const;
 };
 struct SynthLayout {

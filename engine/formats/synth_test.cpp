@@ -194,7 +194,7 @@ TEST(Synth, ValuesStayFiniteAndOfSensibleSizeThroughDeepModels) {
 
 TEST(Synth, ShapesOfPublishedModels) {
   const std::pair<const char*, double> billions[] = {
-      {"0.6B", 0.596}, {"VL-2B", 1.721}, {"8B", 8.191}, {"30B-A3B", 30.53}, {"27B", 26.9}};
+      {"0.6B", 0.596}, {"VL-2B", 1.721}, {"8B", 8.191}, {"OLMo2-1B", 1.485}, {"30B-A3B", 30.53}, {"27B", 26.9}};
   ASSERT_EQ(synth_shapes().size(), std::size(billions));
   for (size_t i = 0; i < std::size(billions); i++) {
     const SynthShape& s = synth_shapes()[i];
@@ -236,7 +236,7 @@ TEST(Synth, ColumnsThatDontDivideGetAnotherTypeAndItIsSaid) {
 
 TEST(Synth, FileAndMemoryHoldTheSameModel) {
   TempDir dir;
-  for (const char* family : {"llama", "qwen2", "qwen3"})
+  for (const char* family : {"llama", "olmo2", "qwen2", "qwen3"})
     for (WeightType t : {WeightType::q5_k, WeightType::bf16, WeightType::q4_1}) {
       const SynthSpec spec{small_config(dir, family), t, 21, 2};
       const std::filesystem::path path = dir.path() / "m.gguf";
@@ -268,7 +268,8 @@ TEST(Synth, FileAndMemoryHoldTheSameModel) {
           expect_equal(x.*m, y.*m);
         for (Vector LayerWeights::*v :
              {&LayerWeights::attn_norm, &LayerWeights::ffn_norm, &LayerWeights::q_bias, &LayerWeights::k_bias,
-              &LayerWeights::v_bias, &LayerWeights::q_norm, &LayerWeights::k_norm})
+              &LayerWeights::v_bias, &LayerWeights::q_norm, &LayerWeights::k_norm, &LayerWeights::attn_post_norm,
+              &LayerWeights::ffn_post_norm})
           EXPECT_EQ(x.*v, y.*v) << family;
       }
       EXPECT_EQ(file.provenance.quantisation, memory.provenance.quantisation);

@@ -88,10 +88,12 @@ GgufBuilder gguf_of(const Model& model) {
     vector(p + "attn_k_norm.weight", l.k_norm);
     matrix(p + "attn_output.weight", l.o, false);
     vector(p + "attn_output.bias", l.o_bias);
+    vector(p + "post_attention_norm.weight", l.attn_post_norm);
     vector(p + "ffn_norm.weight", l.ffn_norm);
     matrix(p + "ffn_gate.weight", l.gate, false);
     matrix(p + "ffn_up.weight", l.up, false);
     matrix(p + "ffn_down.weight", l.down, false);
+    vector(p + "post_ffw_norm.weight", l.ffn_post_norm);
   }
   vector("output_norm.weight", model.weights.final_norm);
   if (!c.tied) matrix("output.weight", model.weights.lm_head, false);

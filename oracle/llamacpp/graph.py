@@ -18,10 +18,12 @@ BLOCK = {  # weight of a layer -> phase of the op that reads it
     "attn_q_norm": "q_norm",
     "attn_k_norm": "k_norm",
     "attn_output": "o_proj",
+    "post_attention_norm": "attn_post_norm",
     "ffn_norm": "ffn_norm",
     "ffn_gate": "gate_proj",
     "ffn_up": "up_proj",
     "ffn_down": "down_proj",
+    "post_ffw_norm": "ffn_post_norm",
 }
 NAMED = {  # (name, op or None for any) -> phase
     ("Qcur", "ROPE"): "q_rope",

@@ -23,6 +23,8 @@ class Phases(unittest.TestCase):
             ("ADD", "Qcur-3", ["Qcur-3", "blk.3.attn_q.bias"], (3, "q_proj")),
             ("RESHAPE", "Qcur-3", ["Qcur-3"], None),
             ("MUL", "Qcur_normed-3", ["norm-3", w.format("attn_q_norm")], (3, "q_norm")),
+            ("MUL", "attn_post_norm-3", ["norm-3", w.format("post_attention_norm")], (3, "attn_post_norm")),
+            ("MUL", "ffn_post_norm-3", ["norm-3", w.format("post_ffw_norm")], (3, "ffn_post_norm")),
             ("ROPE", "Qcur-3", ["Qcur_normed-3", "inp_pos"], (3, "q_rope")),
             ("ROPE", "Kcur-3", ["Kcur_normed-3", "inp_pos"], (3, "k_rope")),
             ("MUL_MAT", "Vcur-3", [w.format("attn_v"), "attn_norm-3"], (3, "v_proj")),

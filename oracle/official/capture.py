@@ -58,11 +58,16 @@ class Capture:
             self.layer = name
 
         layer.register_forward_pre_hook(enter, with_kwargs=False)
-        self._hook(layer.input_layernorm, "attn_norm")
-        self._pre(layer.post_attention_layernorm, "attn_residual")
-        self._hook(layer.post_attention_layernorm, "ffn_norm")
-        self._hook(layer, "ffn_residual")
         mlp = layer.mlp
+        if hasattr(layer, "input_layernorm"):
+            self._hook(layer.input_layernorm, "attn_norm")
+            self._pre(layer.post_attention_layernorm, "attn_residual")
+            self._hook(layer.post_attention_layernorm, "ffn_norm")
+        else:  # olmo2: no norm before attention and FFN, one behind each
+            self._hook(layer.post_attention_layernorm, "attn_post_norm")
+            self._pre(mlp, "attn_residual")
+            self._hook(layer.post_feedforward_layernorm, "ffn_post_norm")
+        self._hook(layer, "ffn_residual")
         if hasattr(mlp, "experts"):
             mlp.gate.register_forward_hook(self._router)
             self._hook(mlp.experts, "moe_out")

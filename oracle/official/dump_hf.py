@@ -4,7 +4,7 @@
     oracle/official/dump_hf.py FOLDER --tokens 1,2,3 --decode 8 --out DIR [--dtype float64|float32|bfloat16]
 
 float64 is the run that the official goldens come from (goldens/official/README.md); float32 and bfloat16 are the
-code as it is published. Families: llama qwen2 qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_5 qwen3_5_moe, on the CPU.
+code as it is published. Families: llama olmo2 qwen2 qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_5 qwen3_5_moe, on the CPU.
 The packages go into a virtual environment below .cache/ at the first call. Exit 2: usage or input; 77: the packages
 can't be had."""
 

@@ -24,6 +24,7 @@ torch.use_deterministic_algorithms(True)
 # family -> module, text-only config and model class, nested config and model class
 FAMILIES = {
     "llama": ("llama", "LlamaConfig", "LlamaForCausalLM", None, None),
+    "olmo2": ("olmo2", "Olmo2Config", "Olmo2ForCausalLM", None, None),
     "qwen2": ("qwen2", "Qwen2Config", "Qwen2ForCausalLM", None, None),
     "qwen3": ("qwen3", "Qwen3Config", "Qwen3ForCausalLM", None, None),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", None, None),
