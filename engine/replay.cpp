@@ -28,7 +28,9 @@ constexpr LayerVector kLayerVectors[] = {
     {"attn_norm", "w.attn_norm", &LayerWeights::attn_norm}, {"q_proj", "w.q_bias", &LayerWeights::q_bias},
     {"k_proj", "w.k_bias", &LayerWeights::k_bias},          {"v_proj", "w.v_bias", &LayerWeights::v_bias},
     {"q_norm", "w.q_norm", &LayerWeights::q_norm},          {"k_norm", "w.k_norm", &LayerWeights::k_norm},
-    {"o_proj", "w.o_bias", &LayerWeights::o_bias},          {"ffn_norm", "w.ffn_norm", &LayerWeights::ffn_norm}};
+    {"o_proj", "w.o_bias", &LayerWeights::o_bias},          {"ffn_norm", "w.ffn_norm", &LayerWeights::ffn_norm},
+    {"attn_post_norm", "w.attn_post_norm", &LayerWeights::attn_post_norm},
+    {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm}};
 
 /// The member of `weights` that a dense family's node of this phase reads; null where it reads none.
 Matrix* matrix_of(Weights& w, const Node& n) {

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "dumps/error.h"
+#include "engine/formats/loader.h"
 
 namespace assay {
 namespace {
@@ -117,6 +118,27 @@ Rewrite altering(std::function<void(NodeContext&)> bad) {
 
 Fails fails_with(const Rewrite& plant) {
   return [plant](const NodeCase& c) { return !same(run_case(c, plant).value, run_case(c).value); };
+}
+
+TEST(Replay, EveryWeightOfEveryFamilyHasAPlace) {
+  int64_t weights = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official")) {
+    if (!std::filesystem::is_directory(entry) || !std::filesystem::exists(entry.path() / "model")) continue;
+    Model m;
+    try {
+      m = load_model(entry.path() / "model");
+    } catch (const Error& e) {  // a family that the engine does not have yet
+      EXPECT_NE(std::string(e.what()).find("is not supported"), std::string::npos) << e.what();
+      continue;
+    }
+    for (const Node& n : build_program(m).nodes) {
+      const WeightPlace place = weight_place(m.weights, n);
+      EXPECT_EQ(place.matrix_name.empty(), n.weight == nullptr) << m.config.family << " " << n.name();
+      EXPECT_EQ(place.vector_name.empty(), n.vector == nullptr) << m.config.family << " " << n.name();
+      weights += (n.weight != nullptr) + (n.vector != nullptr);
+    }
+  }
+  EXPECT_GT(weights, 500);
 }
 
 TEST(Replay, ALinearCaseShrinksToItsCulprit) {

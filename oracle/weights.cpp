@@ -164,7 +164,8 @@ struct ModelSource final : Weights64::Source {
     if (role == &N::k_norm) return of(l.k_norm);
     if (role == &N::gate) return of(l.gate);
     if (role == &N::up) return of(l.up);
-    return of(l.down);
+    if (role == &N::down) return of(l.down);
+    throw Error(ErrorKind::internal, provenance.path, "the oracle asks for a tensor that it does not know of a model");
   }
 };
 

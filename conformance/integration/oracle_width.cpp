@@ -16,6 +16,7 @@
 #include "conformance/integration/quantised.h"
 #include "conformance/kernel/bounds.h"
 #include "conformance/kernel/exact_product.h"
+#include "dumps/error.h"
 #include "engine/formats/synth.h"
 #include "oracle/weights.h"
 
@@ -235,10 +236,14 @@ class WidthJudge final : public Observer {
   std::vector<double> norm_weight(const Node& node) const {
     if (node.layer < 0) return weights_.final_norm();
     const oracle::LayerWeights64 l = weights_.layer(node.layer);
-    return node.phase == "attn_norm"  ? l.attn_norm
-           : node.phase == "ffn_norm" ? l.ffn_norm
-           : node.phase == "q_norm"   ? l.q_norm
-                                      : l.k_norm;
+    for (auto [phase, weight] : {std::pair{"attn_norm", &l.attn_norm},
+                                 {"ffn_norm", &l.ffn_norm},
+                                 {"attn_post_norm", &l.attn_post_norm},
+                                 {"ffn_post_norm", &l.ffn_post_norm},
+                                 {"q_norm", &l.q_norm},
+                                 {"k_norm", &l.k_norm}})
+      if (node.phase == phase) return *weight;
+    throw Error(ErrorKind::internal, node.name(), "the oracle has no weight for this norm");
   }
 
   /// The pass's own rows behind those of the cache, rounded as the cache stores them.

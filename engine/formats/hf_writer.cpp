@@ -158,17 +158,25 @@ void HfFolderWriter::finish() {
   sync_folder(path_.parent_path().empty() ? "." : path_.parent_path());
 }
 
+/// The class of transformers that reads a written folder.
+static std::string architecture_of(const std::string& family) {
+  for (auto [name, architecture] : {std::pair{"llama", "LlamaForCausalLM"},
+                                    {"olmo2", "Olmo2ForCausalLM"},
+                                    {"qwen2", "Qwen2ForCausalLM"},
+                                    {"qwen3", "Qwen3ForCausalLM"},
+                                    {"qwen3_vl", "Qwen3VLForConditionalGeneration"}})
+    if (family == name) return architecture;
+  throw Error(ErrorKind::internal, "config.json", "no architecture of transformers is known for a family", {},
+              in_quotes(family));
+}
+
 std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtype) {
   const bool qwen3 = c.family == "qwen3" || c.family == "qwen3_vl";
   if (c.family != "qwen2" && c.qkv_bias != o_bias) {
     throw Error(ErrorKind::usage, "config.json", "can't say that only some projections of attention have biases",
                 "biases of q, k, v and o, or none", c.qkv_bias ? "q, k and v" : "o");
   }
-  const char* architecture = c.family == "llama"   ? "LlamaForCausalLM"
-                             : c.family == "olmo2" ? "Olmo2ForCausalLM"
-                             : c.family == "qwen2" ? "Qwen2ForCausalLM"
-                             : c.family == "qwen3" ? "Qwen3ForCausalLM"
-                                                   : "Qwen3VLForConditionalGeneration";
+  const std::string architecture = architecture_of(c.family);
   nlohmann::ordered_json text = {{"hidden_size", c.hidden},
                                  {"num_hidden_layers", c.layers},
                                  {"num_attention_heads", c.heads},
