@@ -122,7 +122,8 @@ Fails fails_with(const Rewrite& plant) {
 
 TEST(Replay, EveryWeightOfEveryFamilyHasAPlace) {
   int64_t weights = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official")) {
+  const std::filesystem::path cases = std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official";
+  for (const auto& entry : std::filesystem::directory_iterator(cases)) {
     if (!std::filesystem::is_directory(entry) || !std::filesystem::exists(entry.path() / "model")) continue;
     Model m;
     try {

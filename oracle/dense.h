@@ -1,6 +1,7 @@
-// The forward pass of the dense decoders (llama, olmo2, qwen2, qwen3, the text decoder of qwen3_vl) in float64, line by line
-// as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
-// Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py, modeling_qwen3_vl.py.
+// The forward pass of the dense decoders (llama, olmo2, qwen2, qwen3, the text decoder of qwen3_vl) in float64, line by
+// line as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
+// Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py,
+// modeling_qwen3_vl.py.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -29,7 +29,8 @@ nlohmann::ordered_json model_facts(const Model& m) {
   return {{"record", "model"}, {"path", m.provenance.path}, {"format", m.provenance.format}, {"family", c.family},
           {"layers", c.layers}, {"hidden", c.hidden}, {"heads", c.heads}, {"kv_heads", c.kv_heads}, {"head_dim", c.head_dim},
           {"ffn", c.ffn}, {"vocab", c.vocab}, {"context", c.context}, {"rms_eps", c.rms_eps}, {"tied", c.tied},
-          {"qkv_bias", c.qkv_bias}, {"qk_norm", c.qk_norm}, {"qk_norm_whole", c.qk_norm_whole}, {"post_norm", c.post_norm}, {"rope", rope}, {"bos", c.bos}, {"eos", c.eos},
+          {"qkv_bias", c.qkv_bias}, {"qk_norm", c.qk_norm}, {"qk_norm_whole", c.qk_norm_whole}, {"post_norm", c.post_norm},
+          {"rope", rope}, {"bos", c.bos}, {"eos", c.eos},
           {"quantisation", m.provenance.quantisation}, {"hash", m.provenance.hash}, {"tokenizer_hash", m.provenance.tokenizer_hash}};
 }
 

@@ -1,6 +1,6 @@
 // Dense decoders: llama, olmo2, qwen2, qwen3 and the text decoder of qwen3_vl.
-// Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py, modeling_qwen3_vl.py;
-// RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864, GQA arXiv:2305.13245, SwiGLU arXiv:2002.05202.
+// Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py,
+// modeling_qwen3_vl.py; RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864, GQA arXiv:2305.13245, SwiGLU arXiv:2002.05202.
 #include "engine/families/families.h"
 
 namespace assay {

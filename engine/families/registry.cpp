@@ -7,7 +7,8 @@ struct Family {
   const char* name;
   Program (*build)(const Model&);
 };
-constexpr Family kFamilies[] = {{"llama", llama}, {"olmo2", olmo2}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"qwen3_vl", qwen3_vl_text}};
+constexpr Family kFamilies[] = {
+    {"llama", llama}, {"olmo2", olmo2}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"qwen3_vl", qwen3_vl_text}};
 }  // namespace
 
 Program build_program(const Model& model) {

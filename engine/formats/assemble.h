@@ -30,7 +30,8 @@ struct SourceTensor {
 struct TensorNames {
   const char *embed, *final_norm, *lm_head;  // complete names
   const char* layer;
-  const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down, *attn_post_norm, *ffn_post_norm;
+  const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down;
+  const char *attn_post_norm, *ffn_post_norm;
 };
 
 /// llama.cpp's, of GGUF files (gguf-py/gguf/constants.py).

@@ -19,7 +19,8 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
     auto type = r->string("model_type");
     if (!type) continue;
-    if (*type == "llama" || *type == "olmo2" || *type == "qwen2" || *type == "qwen3" || *type == "qwen3_vl") return *type;
+    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_vl"})
+      if (*type == known) return *type;
     if (*type == "qwen3_vl_text") return "qwen3_vl";
     throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(),
                 in_quotes(*type));

@@ -64,7 +64,8 @@ void expect_equal_config(const Config& a, const Config& b) {
             (std::vector{b.layers, b.hidden, b.heads, b.kv_heads, b.head_dim, b.ffn, b.vocab, b.context}));
   EXPECT_EQ(float(a.rms_eps), float(b.rms_eps));
   EXPECT_EQ(a.tied, b.tied);
-  EXPECT_EQ((std::vector{a.qk_norm, a.qk_norm_whole, a.post_norm}), (std::vector{b.qk_norm, b.qk_norm_whole, b.post_norm}));
+  EXPECT_EQ((std::vector{a.qk_norm, a.qk_norm_whole, a.post_norm}),
+            (std::vector{b.qk_norm, b.qk_norm_whole, b.post_norm}));
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);
