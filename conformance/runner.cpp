@@ -36,15 +36,7 @@ DumpRun run_dump(Engine& engine, const DumpSpec& spec) {
   } else {
     check_requests(engine, spec.requests, generate_options);   // before a finished dump is replaced
     spec.capture.check(engine.program());
-    DumpWriter::Options writer_options;
-    writer_options.dir = spec.out;
-    writer_options.mode = spec.mode;
-    writer_options.replace = spec.replace;
-    writer_options.partial = !spec.capture.phases.empty() || !spec.capture.layers.empty();
-    writer_options.sync = spec.sync;
-    writer_options.when_full = "write less (--mode stats, --filter, --layers)";
-    for (const std::string& p : spec.capture.phases) writer_options.filter += (writer_options.filter.empty() ? "" : ",") + p;
-    DumpWriter writer(writer_options);
+    DumpWriter writer(spec.writer_options());
     Capture capture(writer, engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
     run.generated = generate(engine, spec.requests, generate_options, &capture, &run.trace);

@@ -12,15 +12,10 @@
 
 namespace assay {
 
-struct DumpSpec {
+struct DumpSpec : DumpFolder {
   std::vector<Request> requests;
   EngineOptions engine;             // context 0: as long as the longest request; slots 0: as many as needed
   GenerateOptions generate;
-  CaptureOptions capture;
-  CaptureMode mode = CaptureMode::full;
-  std::filesystem::path out;
-  bool replace = false;
-  bool sync = true;                 // off for dumps of a check, which a power cut may take
   std::string plant;                // a planted fault's name (faults/faults.h), or ""
 };
 

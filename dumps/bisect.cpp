@@ -190,7 +190,7 @@ class Bisection {
       const auto m = parse_tensor_name(r.name);
       if (!m || m->prompt != n->prompt || m->layer != layer || m->phase != rows || m->is_state()) continue;
       const bool earlier =
-          m->pass == "prefill" || (m->pass == n->pass && comparing::number(m->step) <= comparing::number(n->step));
+          m->pass == "prefill" || (m->pass == n->pass && m->step_number() <= n->step_number());
       if (!earlier) continue;
       any = true;
       all = all && r.status == Status::pass;

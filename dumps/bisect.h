@@ -123,8 +123,10 @@ struct BisectResult {
 /// Both dumps in logical rows (align_rows). `replayer` may be null. Throws what compare() and the replayer throw.
 BisectResult bisect(const Dump& base, const Dump& target, const BisectOptions& options, Replayer* replayer);
 
-/// One record (schemas/record.schema.json "bisect"); text for people is rendered from it alone.
-nlohmann::ordered_json to_record(const BisectResult& r, const Dump& base, const Dump& target);
+/// One record (schemas/record.schema.json "bisect"); text for people is rendered from it alone. `arguments`: of the command,
+/// so that the one which the text ends with judges alike ("--tol 0.1").
+nlohmann::ordered_json to_record(const BisectResult& r, const Dump& base, const Dump& target,
+                                 const std::string& arguments = {});
 std::string render_bisect_text(const nlohmann::ordered_json& record, bool color);
 
 }  // namespace assay

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <cstring>
 
 #include "dumps/bisect.h"
+#include "dumps/json.h"
 #include "dumps/names.h"
 #include "dumps/text.h"
 
@@ -14,12 +14,6 @@ namespace assay {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json number(double x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x < 0 ? "-Infinity" : "Infinity";
-  return x;
-}
 
 std::string figure(const Json& j) {
   if (!j.is_number()) return j.is_string() ? j.get<std::string>() : "-";
@@ -35,7 +29,7 @@ Json lines(const std::vector<BisectResult::Line>& all) {
   Json out = Json::array();
   for (const BisectResult::Line& l : all) {
     Json j = {{"name", l.name}, {"status", l.status}};
-    if (l.max_rel) j["max_rel"] = number(*l.max_rel);
+    if (l.max_rel) j["max_rel"] = json_number(*l.max_rel);
     out.push_back(std::move(j));
   }
   return out;
@@ -52,10 +46,10 @@ Json replay(const Replay& r, const TensorMetrics& m) {
   Json j = {{"variant", r.variant},     {"isa", r.isa},
             {"first_row", r.first_row}, {"rows", r.rows},
             {"columns", r.columns},     {"bits_equal", m.bits_equal},
-            {"elements", m.elements},   {"max_rel", number(m.max_rel)}};
+            {"elements", m.elements},   {"max_rel", json_number(m.max_rel)}};
   if (const Place& p = m.first_difference; p.row >= 0)
     j["first_difference"] = {
-        {"row", p.row + r.first_row}, {"column", p.column}, {"expected", number(p.base)}, {"got", number(p.target)}};
+        {"row", p.row + r.first_row}, {"column", p.column}, {"expected", json_number(p.base)}, {"got", json_number(p.target)}};
   return j;
 }
 
@@ -66,22 +60,23 @@ std::string model_path(const Dump& d) {
   return text(m["model"], "path");
 }
 
-std::string next_command(const BisectResult& r, const Dump& base, const Dump& target) {
+std::string next_command(const BisectResult& r, const Dump& base, const Dump& target, const std::string& arguments) {
   const std::string sides = shell_word(base.path().string()) + " " + shell_word(target.path().string());
+  const std::string judged = sides + (arguments.empty() ? "" : " " + arguments);
   const std::string model = !model_path(target).empty() ? model_path(target) : model_path(base);
   const std::string named = model.empty() ? "MODEL" : shell_word(model);
   if (r.verdict == "equal") return "assay compare " + sides + " --level " + std::string(name_of(r.compared.level));
   if (r.repro) return "assay replay " + shell_word(r.repro->path.string());
   if (r.verdict == "missing" || r.verdict == "other_prompts" || r.verdict == "nothing")
     return "assay inspect " + shell_word(target.path().string());
-  if (r.replayer.empty()) return fmt::format("assay bisect {} --model {}", sides, named);
-  if (r.verdict == "kernel") return fmt::format("assay bisect {} --model {} --repro repro", sides, named);
-  return fmt::format("assay bisect {} --model {} --graft {}", sides, named, shell_word(r.name));
+  if (r.replayer.empty()) return fmt::format("assay bisect {} --model {}", judged, named);
+  if (r.verdict == "kernel") return fmt::format("assay bisect {} --model {} --repro repro", judged, named);
+  return fmt::format("assay bisect {} --model {} --graft {}", judged, named, shell_word(r.name));
 }
 
 }  // namespace
 
-Json to_record(const BisectResult& r, const Dump& base, const Dump& target) {
+Json to_record(const BisectResult& r, const Dump& base, const Dump& target, const std::string& arguments) {
   Json j = {{"record", "bisect"},
             {"version", 1},
             {"base", base.path().string()},
@@ -102,11 +97,11 @@ Json to_record(const BisectResult& r, const Dump& base, const Dump& target) {
   for (const Operand& o : r.operands) j["operands"].push_back(operand(o));
   j["replay"] = r.replay && r.replay_metrics ? replay(*r.replay, *r.replay_metrics) : Json(nullptr);
   j["exact"] = r.exact
-                   ? Json{{"base", number(r.exact->base)}, {"target", number(r.exact->target)}, {"text", r.exact->text}}
+                   ? Json{{"base", json_number(r.exact->base)}, {"target", json_number(r.exact->target)}, {"text", r.exact->text}}
                    : Json(nullptr);
   j["repro"] = r.repro ? Json{{"path", r.repro->path.string()}, {"text", r.repro->text}} : Json(nullptr);
   j["notes"] = r.notes;
-  j["next"] = next_command(r, base, target);
+  j["next"] = next_command(r, base, target, arguments);
   return j;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "dumps/compare_plan.h"
 #include "dumps/metrics.h"
@@ -46,7 +47,10 @@ bool same_everywhere(const TensorMetrics& m) { return m.bits_equal == m.elements
 class Judge {
  public:
   Judge(const Dump& base, const Dump& target, const CompareOptions& options)
-      : base_(base), target_(target), options_(options) {}
+      : base_(base), target_(target), options_(options) {
+    if (options.level == Level::max_rel && options.tolerance.unit > 0)
+      for (const NodeError& e : options.added) added_.emplace(e.name, &e);
+  }
 
   CompareResult run() {
     out_.level = options_.level;
@@ -56,6 +60,9 @@ class Judge {
     out_.partial = plan_.partial;
     measure();
     for (const Pair& p : plan_.pairs) judge(p);
+    judge_unpaired();
+    out_.added = options_.added;
+    out_.added_base = options_.added_base;
     if (options_.level == Level::greedy_prefix) only_ids_count();
     for (const auto& [tensor, name] : plan_.topk) {
       TopkRecord r = comparing::top_k(target_, base_, *tensor);
@@ -147,6 +154,7 @@ class Judge {
     CompareRecord& r = plan_.records[p.record];
     if (!r.metrics) return;  // decided by hashes
     const TensorMetrics& m = *r.metrics;
+    if (const auto it = added_.find(r.name); it != added_.end() && m.non_finite_mismatch == 0) return judge_added(r, *it->second);
     const bool floats = is_float(p.base.dtype) && is_float(p.target.dtype);
     const bool exact = p.base.dtype == p.target.dtype && same_everywhere(m);
     std::optional<double> tolerance;
@@ -182,6 +190,40 @@ class Judge {
                                  comparing::place_text(base_, r.name, r.shape, at.row, at.column), at.base, at.target));
   }
 
+  /// The target is of low precision, and what its window adds is known: accumulated error is shown, and decides nothing.
+  void judge_added(CompareRecord& r, const NodeError& e) {
+    r.tolerance = -1;
+    r.added_limit = added_limit(options_.tolerance.unit, comparing::phase_key(r.name));
+    r.added_at = {e.row, e.column, e.oracle, e.value};
+    if (e.added <= *r.added_limit) {
+      r.reached = r.metrics && same_everywhere(*r.metrics) ? Level::byte_exact : Level::max_rel;
+      return;
+    }
+    if (!e.problem.empty()) return fail(r, "added", e.problem);
+    fail(r, "added", fmt::format("adds {:.4g}, at most {:.4g}, at {}: float64 on its own inputs {:.9g}, target {:.9g}", e.added,
+                                 *r.added_limit, comparing::place_text(base_, r.name, r.shape, e.row, e.column), e.oracle,
+                                 e.value));
+  }
+
+  /// What the baseline does not hold adds error all the same.
+  void judge_unpaired() {
+    if (added_.empty() || plan_.partial) return;
+    std::unordered_set<std::string> judged;
+    for (const CompareRecord& r : plan_.records)
+      if (r.metrics) judged.insert(r.name);
+    for (const NodeError& e : options_.added) {
+      const DumpTensor* t = target_.find(e.name);
+      if (!t || judged.contains(e.name) || e.added <= added_limit(options_.tolerance.unit, comparing::phase_key(e.name))) continue;
+      CompareRecord r;
+      r.name = e.name;
+      r.order = e.order;
+      r.dtype_target = name_of(t->dtype);
+      r.shape = t->shape;
+      judge_added(r, e);
+      plan_.records.push_back(std::move(r));
+    }
+  }
+
   /// At greedy_prefix the ids decide. What else was there is shown, and never counts as compared.
   void only_ids_count() {
     for (CompareRecord& r : plan_.records) {
@@ -214,6 +256,7 @@ class Judge {
       double needed = r.reached == Level::byte_exact ? 0 : kInf;
       const bool floats = r.dtype_base.find('F') != std::string::npos && r.dtype_target.find('F') != std::string::npos;
       if (r.metrics && floats && r.metrics->non_finite_mismatch == 0) needed = r.metrics->max_rel;
+      if (r.added_limit) needed = r.status == Status::fail ? kInf : 0;  // no --tol changes what a window adds
       if (r.metrics && !floats && same_everywhere(*r.metrics)) needed = 0;
       out_.smallest_passing_tolerance = std::max(out_.smallest_passing_tolerance, needed);
     }
@@ -240,6 +283,7 @@ class Judge {
 
   const Dump &base_, &target_;
   const CompareOptions& options_;
+  std::unordered_map<std::string, const NodeError*> added_;  // that the target is judged by
   Plan plan_;
   CompareResult out_;
 };

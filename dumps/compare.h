@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dumps/added.h"
 #include "dumps/dump.h"
 
 namespace assay {
@@ -58,7 +59,7 @@ struct CompareRecord {
   std::string name;
   int64_t order = 0;
   Status status = Status::pass;
-  /// For machines: "" (pass), "value", "bits", "ids", "non_finite", "missing", "extra", "shape", "dtype", "no_tolerance",
+  /// For machines: "" (pass), "value", "added", "bits", "ids", "non_finite", "missing", "extra", "shape", "dtype", "no_tolerance",
   /// "no_values", "not_materialised", "other_tokens", "empty", "replicas".
   std::string kind;
   std::string reason;            // for people: "shape [5, 64], wanted [5, 96]", "NaN in target only at row 3 column 7"
@@ -69,6 +70,8 @@ struct CompareRecord {
   std::optional<TensorMetrics> metrics;   // absent when hashes decided, or the tensor is missing
   std::optional<ExtraMetrics> extra;
   double tolerance = 0;          // what max_rel was held against; -1 where none applies
+  std::optional<double> added_limit;      // judged by the error that its window adds, which was held against this
+  Place added_at;                // where the window adds most: base is its float64 result
   std::optional<Level> reached;
   /// CompareOptions::row_errors: max_rel by position (of caches: over all heads), `rows_per_bin` positions to a value, from
   /// `row_position` on. Empty where rows are no positions.
@@ -107,6 +110,8 @@ struct Tolerance {
   /// Both sides' caches are rounded to the same narrow type: any difference, however small, may round a cached value to its
   /// neighbour. So many of its units in the last place (`cache_ulp`, relative; compare() fills it) are added to `fixed`.
   double cache_ulps = 0, cache_ulp = 0;
+  /// Low-precision targets: by how much a stored value is rounded, relative to itself. CompareOptions::added is judged by it.
+  double unit = 0;
   double greedy_margin_cap = 0;  // NEARTIE: no margin above this is a tie, whatever the measured noise; 0: no flip is a tie
   int64_t max_near_ties = 0;     // more than this many fail
 };
@@ -122,6 +127,9 @@ struct CompareOptions {
   int threads = 0;                    // 0: all cores
   bool extra = false;                 // ExtraMetrics, in a second pass over the values
   bool row_errors = false;            // CompareRecord::row_max_rel, for maps by position
+  /// Of each side's nodes, where a model was at hand (oracle/window.h). With Tolerance::unit at max_rel the target's decide
+  /// in place of the accumulated error; else they are shown.
+  std::vector<NodeError> added, added_base;
   std::function<void(int64_t done, int64_t total)> progress;  // bytes of both sides; called from one thread at a time
 };
 
@@ -148,6 +156,7 @@ struct CompareResult {
   int64_t elements = 0, bytes_read = 0;   // of both sides
   std::optional<Level> reached;         // the strongest level that holds for all
   bool partial = false;                 // --until or --only
+  std::vector<NodeError> added, added_base;  // as CompareOptions has them
   std::vector<std::string> warnings;    // settings that differ, manifest statistics that contradict the values
   int exit_code() const;                // 0, 1; nothing compared: 1
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <tuple>
 
 #include "dumps/compare_plan.h"
@@ -69,7 +70,7 @@ int64_t position_of(const Dump& base, const std::string& name, const std::vector
   if (!n || row < 0) return -1;
   if (is_kv(*n, shape)) return shape[1] > 0 ? row % shape[1] : -1;
   if (n->is_state() || shape.size() != 2) return -1;
-  const int64_t length = prompt_length(base, n->prompt), step = number(n->step);
+  const int64_t length = prompt_length(base, n->prompt), step = n->step_number();
   if (n->phase == "logits_last" && length > 0) return length - 1;
   if (n->pass == "prefill" || n->pass == "mtp_prefill") return row;
   if (length < 0 || step < 0) return -1;
@@ -106,18 +107,16 @@ std::string place_text(const Dump& base, const std::string& name, const std::vec
 
 std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, const std::vector<GreedyRecord>& greedy) {
   // Of each prompt the first failing tensor: what fails behind it may be its consequence.
-  const CompareRecord* first = nullptr;
-  std::string prompt;
-  bool have = false;
+  std::map<std::string, const CompareRecord*> by_prompt;
   for (const CompareRecord& r : plan.records) {
     if (r.status != Status::fail || r.kind == "extra") continue;
     const auto n = parse_tensor_name(r.name);
-    const std::string own = n ? n->prompt : "";
-    if (have && own == prompt) continue;
-    prompt = own;
-    have = true;
-    if (!first || depth(r.name) < depth(first->name)) first = &r;
+    const CompareRecord*& kept = by_prompt[n ? n->prompt : ""];
+    if (!kept || execution_key(r.name) < execution_key(kept->name)) kept = &r;
   }
+  const CompareRecord* first = nullptr;
+  for (const auto& [prompt, r] : by_prompt)
+    if (!first || depth(r->name) < depth(first->name)) first = r;
   if (!first) {
     for (const CompareRecord& r : plan.records) {
       if (r.status == Status::fail) {
@@ -165,8 +164,14 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
   } else {
     d.phase = phase_key(r.name);
   }
+  if (r.kind == "added" && r.added_at.row >= 0) {
+    d.row = r.added_at.row;
+    d.column = r.added_at.column;
+    d.base = r.added_at.base;
+    d.target = r.added_at.target;
+  }
   for (const Pair& p : plan.pairs) {
-    if (plan.records[p.record].name != r.name) continue;
+    if (plan.records[p.record].name != r.name || d.row >= 0) continue;
     if (r.metrics && p.base.data && p.target.data) {
       find_row(p, r, d);
     } else if (p.base.row_hashes && p.target.row_hashes && p.base.shape == p.target.shape) {
@@ -180,8 +185,10 @@ std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, co
     d.where = place_text(base, r.name, r.shape, d.row, d.column);
   }
   d.text = node;
-  if (!d.where.empty()) d.text += ", " + d.where;
-  if (d.base && d.target) {
+  if (!d.where.empty() && r.kind != "added") d.text += ", " + d.where;  // there the reason says where
+  if (r.kind == "added") {
+    d.text += ": " + r.reason;
+  } else if (d.base && d.target) {
     d.text += fmt::format(": base {:.9g}, target {:.9g}", *d.base, *d.target);
     if (r.kind == "value") d.text += fmt::format(" (worst row {:.3g}, tolerance {:.3g})", r.metrics->max_rel, r.tolerance);
     if (r.kind != "value" && r.kind != "bits" && r.kind != "ids") d.text += "; " + r.reason;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <unordered_set>
 
 #include "dumps/error.h"
@@ -11,13 +10,6 @@
 #include "dumps/text.h"
 
 namespace assay::comparing {
-
-int64_t number(const std::string& s) {
-  int64_t n = -1;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
-  return error == std::errc{} && end == s.data() + s.size() ? n : -1;
-}
-
 namespace {
 
 std::string last_part(const std::string& name) {
@@ -31,7 +23,7 @@ bool is_topk(const std::string& phase) { return phase == "logits_top_ids" || pha
 bool saw_same_tokens(const TensorName& n, int64_t fed, int64_t steps) {
   if (fed < 0) return false;
   if (fed == kAllFed || n.pass == "prefill" || n.pass.empty()) return true;
-  const int64_t step = number(n.step);
+  const int64_t step = n.step_number();
   if (n.pass == "decode") return step >= 0 && fed > step;
   if (n.pass == "mtp_prefill" || n.pass == "mtp_draft") return fed >= 1;  // their last token is the first greedy id
   if (n.pass == "mtp_decode") return step >= 0 && fed > step + 1;         // consumes the id that decode/<step> chose
@@ -73,7 +65,7 @@ class Planner {
       : base_(base), target_(target), options_(options), greedy_(greedy), base_hints_(base), target_hints_(target) {
     for (const DumpTensor& t : base.tensors()) {
       const auto n = parse_tensor_name(t.name);
-      if (n && n->pass == "decode") steps_[n->prompt] = std::max(steps_[n->prompt], number(n->step) + 1);
+      if (n && n->pass == "decode") steps_[n->prompt] = std::max(steps_[n->prompt], n->step_number() + 1);
     }
   }
 

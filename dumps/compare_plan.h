@@ -1,7 +1,6 @@
 // The inside of compare(): which tensors are held against which, with what scale and tolerance. Not for other folders.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,10 +11,6 @@
 #include "dumps/greedy.h"
 
 namespace assay::comparing {
-
-/// A whole number of decimal digits; -1 if it is none.
-int64_t number(const std::string& s);
-
 
 /// "q_rope", "state/k": the key of tolerances and noise floors. Names outside the vocabulary: their last part.
 std::string phase_key(const std::string& name);
@@ -41,8 +36,6 @@ struct Plan {
 /// Throws Error{usage}: --until or --only that name nothing of the baseline.
 Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy);
 
-/// Runs job(0..n-1) on `threads` threads (0: all cores); the first exception is thrown again here.
-void run_jobs(int threads, size_t n, const std::function<void(size_t)>& job);
 /// Usual scales by scale_key, of the keys that `wanted` names: from the statistics of a manifest, else from the values.
 std::unordered_map<std::string, double> usual_scales(const Dump& base, const std::vector<std::string>& wanted, int threads);
 /// Most values of CompareRecord::row_max_rel; longer sequences are joined.

@@ -72,7 +72,7 @@ std::optional<TensorName> parse_tensor_name(std::string_view name) {
   constexpr std::string_view kPrompt = "prompt";
   const std::vector<std::string_view> parts = split(name);
   if (parts.size() < 2 || parts.size() > 5 || !parts[0].starts_with(kPrompt)) return std::nullopt;
-  if (!number(parts[0].substr(kPrompt.size()))) return std::nullopt;
+  if (number(parts[0].substr(kPrompt.size())).value_or(INT64_MAX) > kMostPrompts) return std::nullopt;
   if (std::any_of(parts.begin(), parts.end(), [](std::string_view p) { return p.empty(); })) return std::nullopt;
   TensorName out;
   out.prompt = parts[0];
@@ -85,9 +85,20 @@ std::optional<TensorName> parse_tensor_name(std::string_view name) {
   out.pass = parts[1];
   out.step = parts[2];
   if (parts.size() == 5) out.layer = parts[3];
-  if (!out.is_state() && !number(out.step)) return std::nullopt;
+  if (!out.is_state() && number(out.step).value_or(INT64_MAX) > kMostSteps) return std::nullopt;
   if (out.is_state() && out.layer.empty()) return std::nullopt;
   return out;
+}
+
+int TensorName::prompt_number() const { return int(number(std::string_view(prompt).substr(6)).value_or(-1)); }
+
+int64_t TensorName::step_number() const { return number(step).value_or(-1); }
+
+std::optional<int> TensorName::layer_number() const {
+  if (layer.empty()) return -1;
+  if (!layer.starts_with("layer.")) return std::nullopt;
+  const auto n = number(std::string_view(layer).substr(6));
+  return n && *n <= INT32_MAX ? std::optional(int(*n)) : std::nullopt;
 }
 
 std::string role_of(std::string_view name) {
@@ -125,7 +136,7 @@ ExecutionKey execution_key(std::string_view name, int64_t order) {
     key.group = 1000;
     return key;
   }
-  key.prompt = *number(std::string_view(parts->prompt).substr(6));
+  key.prompt = parts->prompt_number();
   key.rank = phase_rank(parts->phase);
   if (parts->pass.empty()) {
     key.group = parts->phase == "ids" ? 110 : 120;
@@ -144,7 +155,7 @@ ExecutionKey execution_key(std::string_view name, int64_t order) {
   }
   const std::optional<Pass> pass = pass_from_name(parts->pass);
   key.group = pass ? static_cast<int>(*pass) : 99;
-  key.step = *number(parts->step);
+  key.step = parts->step_number();
   key.layer = !parts->layer.empty() ? layer : key.rank < kBeforeLayers ? -1 : kLast;
   return key;
 }

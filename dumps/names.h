@@ -22,7 +22,13 @@ struct TensorName {
   std::string layer;   // "layer.3" or empty
   std::string phase;   // "q_rope", "k", "logits_last"
   bool is_state() const { return pass == "state"; }
+  /// Of a parsed name, which has a number there: 0 to kMostPrompts, 0 to kMostSteps.
+  int prompt_number() const;
+  int64_t step_number() const;            // not of state, ids and greedy_ids: -1
+  std::optional<int> layer_number() const;  // -1 outside layers; nullopt where the text is no "layer.N" ("mtp.0")
 };
+inline constexpr int64_t kMostPrompts = INT32_MAX, kMostSteps = int64_t(1) << 40;
+/// nullopt: not of the vocabulary, or a number beyond those limits.
 std::optional<TensorName> parse_tensor_name(std::string_view name);
 /// "phase", "state" or "ids"; empty for names outside the vocabulary.
 std::string role_of(std::string_view name);

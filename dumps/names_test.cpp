@@ -66,6 +66,22 @@ TEST(Names, RefusesStrangeNames) {
   }
 }
 
+TEST(Names, NumbersAreThereOrSaidToBeAbsent) {
+  const auto n = parse_tensor_name("prompt2147483647/decode/1099511627776/layer.12/q_rope");
+  ASSERT_TRUE(n);
+  EXPECT_EQ(n->prompt_number(), 2147483647);
+  EXPECT_EQ(n->step_number(), int64_t(1) << 40);
+  EXPECT_EQ(n->layer_number(), 12);
+  EXPECT_EQ(parse_tensor_name("prompt0/prefill/0/embed")->layer_number(), -1);
+  EXPECT_EQ(parse_tensor_name("prompt0/state/after_prefill/layer.0/k")->step_number(), -1);
+  for (const char* name : {"prompt0/prefill/0/layer.x/q", "prompt0/prefill/0/layer.1x/q", "prompt0/prefill/0/mtp.0/q",
+                           "prompt0/prefill/0/layer.99999999999/q"})
+    EXPECT_FALSE(parse_tensor_name(name)->layer_number()) << name;
+  for (const char* name : {"prompt3000000000/prefill/0/embed", "prompt0/decode/9223372036854775807/embed",
+                           "prompt0/decode/99999999999999999999/embed"})
+    EXPECT_FALSE(parse_tensor_name(name)) << name;
+}
+
 TEST(Names, BuildsWhatItParses) {
   EXPECT_EQ(tensor_name(0, Pass::prefill, 0, 3, "q_rope"), "prompt0/prefill/0/layer.3/q_rope");
   EXPECT_EQ(tensor_name(2, Pass::decode, 7, -1, "logits"), "prompt2/decode/7/logits");

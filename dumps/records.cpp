@@ -1,9 +1,11 @@
 // The result of a comparison as JSON records (schemas/record.schema.json). Numbers are exact; what JSON can't hold (NaN, Inf)
 // is one of the strings "NaN", "Infinity", "-Infinity".
-#include <cmath>
+
+#include <unordered_map>
 
 #include "dumps/compare.h"
 #include "dumps/compare_plan.h"
+#include "dumps/json.h"
 #include "dumps/names.h"
 
 namespace assay {
@@ -11,15 +13,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json number(double x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x < 0 ? "-Infinity" : "Infinity";
-  return x;
-}
-
 Json place(const Place& p) {
   if (p.row < 0) return nullptr;
-  return {{"row", p.row}, {"column", p.column}, {"base", number(p.base)}, {"target", number(p.target)}};
+  return {{"row", p.row}, {"column", p.column}, {"base", json_number(p.base)}, {"target", json_number(p.target)}};
 }
 
 Json place(const Place& p, const Dump& base, const CompareRecord& r) {
@@ -37,13 +33,13 @@ Json level(const std::optional<Level>& l) { return l ? Json(name_of(*l)) : Json(
 Json metrics_json(const TensorMetrics& m) {
   return {{"elements", m.elements},
           {"bits_equal", m.bits_equal},
-          {"scale", number(m.scale)},
-          {"max_base", number(m.max_base)},
-          {"max_abs", number(m.max_abs)},
+          {"scale", json_number(m.scale)},
+          {"max_base", json_number(m.max_base)},
+          {"max_abs", json_number(m.max_abs)},
           {"max_abs_at", place(m.max_abs_at)},
-          {"max_rel", number(m.max_rel)},
+          {"max_rel", json_number(m.max_rel)},
           {"max_rel_at", place(m.max_rel_at)},
-          {"worst_row_l2", number(m.worst_row_l2)},
+          {"worst_row_l2", json_number(m.worst_row_l2)},
           {"worst_row_l2_at", m.worst_row_l2_at < 0 ? Json(nullptr) : Json(m.worst_row_l2_at)},
           {"ulp_le_1", m.ulp_le_1},
           {"ulp_le_4", m.ulp_le_4},
@@ -59,20 +55,20 @@ Json metrics_json(const TensorMetrics& m) {
 
 Json extra(const ExtraMetrics& m) {
   auto row = [](int64_t r) { return r < 0 ? Json(nullptr) : Json(r); };
-  Json out = {{"cosine", number(m.cosine)},
-              {"worst_row_cosine", number(m.worst_row_cosine)},
+  Json out = {{"cosine", json_number(m.cosine)},
+              {"worst_row_cosine", json_number(m.worst_row_cosine)},
               {"worst_row_cosine_at", row(m.worst_row_cosine_at)},
-              {"nmse", number(m.nmse)},
-              {"max_elementwise_rel", number(m.max_elementwise_rel)},
+              {"nmse", json_number(m.nmse)},
+              {"max_elementwise_rel", json_number(m.max_elementwise_rel)},
               {"max_elementwise_rel_at", place(m.max_elementwise_rel_at)}};
   if (m.logits) {
     out["logits"] = {{"rows", m.rows},
-                     {"kl_mean", number(m.kl_mean)},
-                     {"kl_max", number(m.kl_max)},
+                     {"kl_mean", json_number(m.kl_mean)},
+                     {"kl_max", json_number(m.kl_max)},
                      {"kl_max_at", row(m.kl_max_at)},
                      {"top1_agree", m.top1_agree},
                      {"top5_agree", m.top5_agree},
-                     {"min_margin", number(m.min_margin)},
+                     {"min_margin", json_number(m.min_margin)},
                      {"min_margin_at", row(m.min_margin_at)}};
   }
   return out;
@@ -80,15 +76,16 @@ Json extra(const ExtraMetrics& m) {
 
 Json tolerance(const Tolerance& t) {
   Json by_phase = Json::object();
-  for (const auto& [phase, x] : t.by_phase) by_phase[phase] = number(x);
+  for (const auto& [phase, x] : t.by_phase) by_phase[phase] = json_number(x);
   return {{"preset", t.preset},
-          {"fixed", number(t.fixed)},
-          {"noise_factor", number(t.noise_factor)},
+          {"fixed", json_number(t.fixed)},
+          {"noise_factor", json_number(t.noise_factor)},
           {"floor", t.floor},
           {"by_phase", by_phase},
-          {"cache_ulps", number(t.cache_ulps)},
-          {"cache_ulp", number(t.cache_ulp)},
-          {"greedy_margin_cap", number(t.greedy_margin_cap)},
+          {"cache_ulps", json_number(t.cache_ulps)},
+          {"cache_ulp", json_number(t.cache_ulp)},
+          {"unit", json_number(t.unit)},
+          {"greedy_margin_cap", json_number(t.greedy_margin_cap)},
           {"max_near_ties", t.max_near_ties}};
 }
 
@@ -111,8 +108,8 @@ Json divergence(const Divergence& d) {
   for (const auto& [key, n] : {std::pair{"row", d.row}, {"position", d.position}, {"column", d.column}}) {
     if (n >= 0) out[key] = n;
   }
-  if (d.base) out["base"] = number(*d.base);
-  if (d.target) out["target"] = number(*d.target);
+  if (d.base) out["base"] = json_number(*d.base);
+  if (d.target) out["target"] = json_number(*d.target);
   out["text"] = d.text;
   return out;
 }
@@ -138,7 +135,8 @@ Json to_json(const CompareRecord& r) {
   out["shape"] = r.shape;
   if (!r.answered_by.empty()) out["answered_by"] = r.answered_by;
   if (!r.from.empty()) out["from"] = r.from;
-  out["tolerance"] = r.tolerance < 0 ? Json(nullptr) : number(r.tolerance);
+  out["tolerance"] = r.tolerance < 0 ? Json(nullptr) : json_number(r.tolerance);
+  if (r.added_limit) out["added_limit"] = json_number(*r.added_limit);
   out["reached"] = level(r.reached);
   if (r.metrics) out["metrics"] = metrics_json(*r.metrics);
   if (r.extra) out["extra"] = extra(*r.extra);
@@ -146,7 +144,7 @@ Json to_json(const CompareRecord& r) {
     out["row_position"] = r.row_position;
     out["rows_per_bin"] = r.rows_per_bin;
     Json& errors = out["row_max_rel"] = Json::array();
-    for (double x : r.row_max_rel) errors.push_back(number(x));
+    for (double x : r.row_max_rel) errors.push_back(json_number(x));
   }
   return out;
 }
@@ -154,12 +152,12 @@ Json to_json(const CompareRecord& r) {
 Json to_json(const GreedyRecord& r) {
   Json flips = Json::array();
   for (const GreedyRecord::Flip& f : r.flips) {
-    flips.push_back({{"step", f.step}, {"base_id", f.base_id}, {"target_id", f.target_id}, {"margin", number(f.margin)},
-                     {"noise", number(f.noise)}, {"near_tie", f.near_tie}, {"reason", f.reason}});
+    flips.push_back({{"step", f.step}, {"base_id", f.base_id}, {"target_id", f.target_id}, {"margin", json_number(f.margin)},
+                     {"noise", json_number(f.noise)}, {"near_tie", f.near_tie}, {"reason", f.reason}});
   }
   Json out = {{"record", "greedy"}, {"prompt", r.prompt}, {"status", name_of(r.status)}, {"prefix", r.prefix}, {"agreed", r.agreed}, {"length", r.length}};
   if (!r.reason.empty()) out["reason"] = r.reason;
-  out["min_margin"] = r.min_margin ? number(*r.min_margin) : Json(nullptr);
+  out["min_margin"] = r.min_margin ? json_number(*r.min_margin) : Json(nullptr);
   out["flips"] = std::move(flips);
   return out;
 }
@@ -182,8 +180,16 @@ std::vector<Json> to_records(const CompareResult& r, const Dump& base, const Dum
   for (const GreedyRecord& g : r.greedy) out.push_back(to_json(g));
   for (const TopkRecord& t : r.topk) {
     out.push_back({{"record", "topk"}, {"name", t.name}, {"k", t.k}, {"rows", t.rows}, {"top1", t.top1}, {"order", t.order},
-                   {"common", t.common}, {"values_max_abs", number(t.values_max_abs)}});
+                   {"common", t.common}, {"values_max_abs", json_number(t.values_max_abs)}});
   }
+  std::unordered_map<std::string, double> limits;
+  for (const CompareRecord& record : r.records)
+    if (record.added_limit) limits.emplace(record.name, *record.added_limit);
+  for (const NodeError& e : r.added) {
+    const auto it = limits.find(e.name);
+    out.push_back(to_json(e, "target", it == limits.end() ? std::nullopt : std::optional(it->second)));
+  }
+  for (const NodeError& e : r.added_base) out.push_back(to_json(e, "base"));
   for (const std::string& w : r.warnings) out.push_back({{"record", "warning"}, {"text", w}});
   out.push_back({{"record", "summary"},
                  {"exit_code", r.exit_code()},
@@ -200,7 +206,7 @@ std::vector<Json> to_records(const CompareResult& r, const Dump& base, const Dum
                  {"extra", r.extra},
                  {"elements", r.elements},
                  {"bytes_read", r.bytes_read},
-                 {"smallest_passing_tolerance", number(r.smallest_passing_tolerance)},
+                 {"smallest_passing_tolerance", json_number(r.smallest_passing_tolerance)},
                  {"first_divergence", r.divergence ? divergence(*r.divergence) : Json(nullptr)}});
   return out;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dumps/compare.h"
+#include "dumps/compare_plan.h"
 #include "dumps/names.h"
 #include "dumps/report_parts.h"
 #include "dumps/text.h"
@@ -65,6 +66,7 @@ class Table {
 struct PhaseLine {
   int64_t n = 0, failed = 0, skipped = 0, elements = 0, equal = 0;
   double max_abs = 0, max_rel = 0, tolerance = -1;
+  bool added = false;  // judged by added error: its own table has the figures
   bool floats = false, measured = false, unknown = false;  // unknown: other bits, how many was not counted
   std::string where;
   double used() const { return tolerance > 0 ? max_rel / tolerance : max_rel > 0 ? HUGE_VAL : 0; }
@@ -87,6 +89,7 @@ class Renderer {
     verdict();
     sides();
     phases();
+    added();
     failures();
     greedy();
     topk();
@@ -158,6 +161,7 @@ class Renderer {
       }
       l.n++;
       l.failed += text(r, "status") == "fail";
+      l.added = l.added || r.contains("added_limit");
       l.floats = l.floats || text(r.at("dtype"), "base").find('F') != std::string::npos;
       if (!r.contains("metrics")) {
         if (text(r, "reached") == "byte_exact") {  // equal by hash: as good as counted
@@ -192,7 +196,7 @@ class Renderer {
     const bool pass = summary_->at("exit_code") == 0;
     for (const std::string& p : order_) {
       const PhaseLine& l = lines_.at(p);
-      const bool fits = verbose_ || (!pass && l.failed > 0 && shown.size() < kMostPhases) ||
+      const bool fits = (verbose_ && !l.added) || (!pass && !l.added && l.failed > 0 && shown.size() < kMostPhases) ||
                         (pass && l.measured && l.tolerance >= 0 && l.max_rel > 0 && l.floats);
       (fits ? shown : rest).push_back(p);
     }
@@ -232,11 +236,13 @@ class Renderer {
 
   /// One line for the phases that the table leaves out.
   void others(const std::vector<std::string>& rest) {
-    size_t equal = 0, passed = 0, failed = 0, shown = 0, skipped = 0;
+    size_t equal = 0, passed = 0, failed = 0, shown = 0, skipped = 0, added = 0;
     double used = 0;
     for (const std::string& p : rest) {
       const PhaseLine& l = lines_.at(p);
-      if (l.failed > 0) {
+      if (l.added) {
+        added++;
+      } else if (l.failed > 0) {
         failed++;
       } else if (l.n == 0) {
         skipped++;
@@ -256,9 +262,65 @@ class Renderer {
     add(failed, "more failed");
     add(passed, fmt::format("within {} of their tolerance", share_used(used)));
     add(equal, "equal bit for bit");
+    add(added, "judged by the error they add");
     add(shown, "not judged at this level");
     add(skipped, "not compared");
     if (!line.empty()) out_ += fmt::format("  {}: {}\n", rest.size() == order_.size() ? "phases" : "other phases", line);
+  }
+
+  /// Of each phase the node that adds most, on both sides. Judged ones are all there; of others those that add most.
+  void added() {
+    struct Side {
+      double most = -1, accumulated = -1;
+      std::string name;
+    };
+    struct Line {
+      Side base, target;
+      double limit = -1;
+      int64_t n = 0, failed = 0;
+    };
+    std::map<std::string, Line> by_phase;
+    for (const Json& r : records_) {
+      if (text(r, "record") != "node_error") continue;
+      const std::string name = text(r, "name");
+      Line& l = by_phase[comparing::phase_key(name)];
+      const bool base = text(r, "side") == "base";
+      Side& s = base ? l.base : l.target;
+      if (!base) l.n++, l.failed += text(r, "status") == "fail";
+      if (!r.at("limit").is_null()) l.limit = std::max(l.limit, number(r.at("limit")));
+      if (!r.at("accumulated").is_null()) s.accumulated = std::max(s.accumulated, number(r.at("accumulated")));
+      if (number(r.at("added")) > s.most) s.most = number(r.at("added")), s.name = name;
+    }
+    if (by_phase.empty()) return;
+    std::vector<std::string> order;
+    bool base = false, limits = false, accumulated = false;
+    for (const auto& [phase, l] : by_phase) {
+      order.push_back(phase);
+      base = base || l.base.most >= 0;
+      limits = limits || l.limit >= 0;
+      accumulated = accumulated || l.target.accumulated >= 0;
+    }
+    std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return std::pair(phase_order(a), a) < std::pair(phase_order(b), b); });
+    const auto cell = [](double x) { return x < 0 ? std::string("-") : figure(x); };
+    std::vector<std::string> head = {"added error", "n", "failed"};
+    if (base) head.push_back("base");
+    head.push_back("target");
+    if (limits) head.insert(head.end(), {"limit", "used"});
+    if (accumulated) head.push_back("accumulated");
+    head.push_back("where the target adds most");
+    const size_t figures = head.size() - 1;
+    Table table(std::move(head), figures);
+    for (const std::string& phase : order) {
+      const Line& l = by_phase.at(phase);
+      std::vector<std::string> row = {phase, std::to_string(l.n), limits ? std::to_string(l.failed) : "-"};
+      if (base) row.push_back(cell(l.base.most));
+      row.push_back(cell(l.target.most));
+      if (limits) row.insert(row.end(), {cell(l.limit), l.limit > 0 ? share_used(l.target.most / l.limit) : "-"});
+      if (accumulated) row.push_back(cell(l.target.accumulated));
+      row.push_back(l.target.name);
+      table.add(std::move(row));
+    }
+    out_ += table.str() + "  added: by each node on its own inputs, against float64; accumulated error is shown and decides nothing\n\n";
   }
 
   /// From the first divergence on, in execution order; what stands before it in another prompt comes last.
@@ -367,7 +429,9 @@ class Renderer {
     if (count("bytes_read") > 0) line += ", " + bytes_text(uint64_t(count("bytes_read"))) + " read";
     out_ += fmt::format("  {:<10} {}\n", "compared", line);
     const double least = number(s.at("smallest_passing_tolerance"));
-    if (text(s, "level") != "byte_exact" || reached != "byte_exact") {
+    const bool by_added = number(head_->at("tolerance").at("unit")) > 0 &&
+                          std::any_of(records_.begin(), records_.end(), [](const Json& r) { return r.contains("added_limit"); });
+    if (!by_added && (text(s, "level") != "byte_exact" || reached != "byte_exact")) {
       out_ += fmt::format("  {:<10} {}\n", "would pass", std::isinf(least) ? "at no tolerance: see the reasons above"
                                                                           : fmt::format("at --tol {:.4g}", least));
     }

@@ -48,6 +48,18 @@ bool CaptureOptions::wants(int layer, std::string_view phase) const {
   return phases.empty() || std::any_of(phases.begin(), phases.end(), [&](auto& g) { return glob_match(g, phase); });
 }
 
+DumpWriter::Options DumpFolder::writer_options() const {
+  DumpWriter::Options o;
+  o.dir = out;
+  o.mode = mode;
+  o.replace = replace;
+  o.sync = sync;
+  o.partial = !capture.phases.empty() || !capture.layers.empty();
+  o.when_full = "write less (--mode stats, --filter, --layers)";
+  for (const std::string& glob : capture.phases) o.filter += (o.filter.empty() ? "" : ",") + glob;
+  return o;
+}
+
 Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Request>& requests, CaptureOptions options)
     : writer_(writer), engine_(engine), requests_(requests), options_(std::move(options)) {}
 

@@ -1,6 +1,7 @@
 // From physical passes to the logical tensors of a dump: prefill/0 holds all rows of a prompt however they were chunked or
 // batched, decode/<s> one row, state what the caches hold. Capturing reads values after their node ran; it changes nothing.
 #pragma once
+#include <filesystem>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,6 +18,16 @@ struct CaptureOptions {
   bool state = false;                            // KV caches after prefill and after the last decode pass
   bool wants(int layer, std::string_view phase) const;
   void check(const Program& program) const;      // Error{usage} where a glob matches no phase of the program
+};
+
+/// Where a dump goes and what is written there.
+struct DumpFolder {
+  std::filesystem::path out;         // empty: none is written
+  CaptureMode mode = CaptureMode::full;
+  bool replace = false;              // a finished dump at `out` may be replaced
+  bool sync = true;                  // off for dumps of a check, which a power cut may take
+  CaptureOptions capture;
+  DumpWriter::Options writer_options() const;
 };
 
 class Capture : public GenerateObserver {

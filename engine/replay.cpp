@@ -35,7 +35,7 @@ constexpr LayerVector kLayerVectors[] = {
 /// The member of `weights` that a dense family's node of this phase reads; null where it reads none.
 Matrix* matrix_of(Weights& w, const Node& n) {
   if (n.op == OpKind::embed) return &w.embed;
-  if (n.layer < 0) return n.op == OpKind::linear ? &w.lm_head : nullptr;
+  if (n.layer < 0) return n.op == OpKind::linear ? &w.lm_head : n.op == OpKind::embed ? &w.embed : nullptr;
   for (const LayerMatrix& m : kLayerMatrices)
     if (n.phase == m.phase) return &(w.layers.at(size_t(n.layer)).*m.member);
   return nullptr;
@@ -76,20 +76,15 @@ NodeRun run_case(const NodeCase& c, const Rewrite& plant) {
   node.replacement = nullptr;
   node.weight = nullptr;
   node.vector = nullptr;
-  Matrix spare;  // a node of no known place
-  Vector spare_vector;
-  if (!c.weight.empty()) {
-    Matrix* m = matrix_of(model->weights, node);
-    if (!m) m = &spare;
-    *m = c.weight;
-    node.weight = m;
-  }
-  if (!c.vector.empty()) {
-    Vector* v = vector_of(model->weights, node);
-    if (!v) v = &spare_vector;
-    *v = c.vector;
-    node.vector = v;
-  }
+  auto placed = [&](auto* place, const auto& value) {
+    if (!place)
+      throw Error(ErrorKind::malformed, node.name(), "has a weight, but no family has one there", "a phase of engine/families/",
+                  "\"" + node.phase + "\"");
+    *place = value;
+    return place;
+  };
+  if (!c.weight.empty()) node.weight = placed(matrix_of(model->weights, node), c.weight);
+  if (!c.vector.empty()) node.vector = placed(vector_of(model->weights, node), c.vector);
   Program program;
   for (size_t i = 0; i < c.inputs.size(); i++) {
     node.inputs.push_back(ValueId(i));

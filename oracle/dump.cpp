@@ -189,14 +189,7 @@ Generated64 generate(const Weights64& weights, int32_t prompt, const Request& re
 std::vector<Generated64> write_dump(const Weights64& weights, const std::vector<Request>& requests,
                                     const DumpOptions& o) {
   check(weights, requests, o);
-  DumpWriter::Options writer_options;
-  writer_options.dir = o.out;
-  writer_options.mode = o.mode;
-  writer_options.replace = o.replace;
-  writer_options.partial = !o.capture.phases.empty() || !o.capture.layers.empty();
-  writer_options.sync = o.sync;
-  for (const std::string& p : o.capture.phases) writer_options.filter += (writer_options.filter.empty() ? "" : ",") + p;
-  DumpWriter writer(writer_options);
+  DumpWriter writer(o.writer_options());
   Recorder recorder(writer, o);
   std::vector<Generated64> out;
   for (size_t i = 0; i < requests.size(); i++) {

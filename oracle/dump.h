@@ -1,7 +1,6 @@
 // The oracle's run of a model as an Assay dump in F64: what the right values are, for any checkpoint that the readers
 // know. Memory: the values that a layer holds at a time, K and V of one prompt, and a few rows of a weight per thread.
 #pragma once
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,13 +12,8 @@
 
 namespace assay::oracle {
 
-struct DumpOptions {
-  std::filesystem::path out;
-  CaptureMode mode = CaptureMode::full;
-  CaptureOptions capture;  // phases, layers, state
-  bool replace = false;    // a finished dump may be replaced
-  bool sync = true;        // off for dumps of a check, which a power cut may take
-  int threads = 0;         // 0: all cores
+struct DumpOptions : DumpFolder {
+  int threads = 0;  // 0: all cores
   /// Test support: called for every value before it is recorded and used, so that a fault can be planted.
   std::function<void(const PassInput&, int layer, std::string_view phase, Matrix64&)> alter;
 };

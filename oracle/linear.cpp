@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "dumps/error.h"
+#include "dumps/jobs.h"
 #include "oracle/ops.h"
-#include "oracle/parallel.h"
 
 namespace assay::oracle {
 namespace {
@@ -73,8 +73,8 @@ Matrix64 product(const Matrix64& x, const WeightRows& w, int threads) {
   if (tokens == 0 || outputs == 0) return y;
   const Tile run = best_tile();
   if (double(tokens) * double(depth) * double(outputs) < 1e6) threads = 1;  // a thread costs more than it brings
-  parallel((outputs + kBlock - 1) / kBlock, threads, [&](int64_t block) {
-    const int64_t first = block * kBlock, count = std::min(kBlock, outputs - first);
+  run_jobs(threads, size_t((outputs + kBlock - 1) / kBlock), [&](size_t i) {
+    const int64_t first = int64_t(i) * kBlock, count = std::min(kBlock, outputs - first);
     std::vector<double> rows(size_t(count * depth)), packed(size_t(kBlock * std::min(depth, kDepth)));
     w.read(first, count, rows.data());
     double spare[kTokens][kOutputs];  // sums of tokens and outputs beyond the last

@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "dumps/error.h"
-#include "oracle/parallel.h"
+#include "dumps/jobs.h"
 
 namespace assay::oracle {
 namespace {
@@ -129,7 +129,8 @@ Matrix64 attention(const Matrix64& q, const Matrix64& k, const Matrix64& v, std:
   Matrix64 out(q.rows, heads * head_dim);
   const int64_t group = heads / kv_heads;
   if (double(q.v.size()) * double(k.rows) < 5e5) threads = 1;  // a thread costs more than it brings
-  parallel(q.rows * kv_heads, threads, [&](int64_t item) {
+  run_jobs(threads, size_t(q.rows * kv_heads), [&](size_t i) {
+    const int64_t item = int64_t(i);
     const int64_t t = item / kv_heads, g = item % kv_heads, visible = positions[size_t(t)] + 1;
     std::vector<double> p(static_cast<size_t>(visible));
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
@@ -159,7 +160,8 @@ AttentionMagnitude attention_magnitude(const Matrix64& q, const Matrix64& k, con
                          Matrix64(q.rows, heads * head_dim)};
   const int64_t group = heads / kv_heads;
   const double scale = 1 / std::sqrt(double(head_dim));
-  parallel(q.rows * heads, threads, [&](int64_t item) {
+  run_jobs(threads, size_t(q.rows * heads), [&](size_t i) {
+    const int64_t item = int64_t(i);
     const int64_t t = item / heads, h = item % heads, g = h / group, visible = positions[size_t(t)] + 1;
     std::vector<double> score(static_cast<size_t>(visible));
     const double* query = q.row(t) + h * head_dim;

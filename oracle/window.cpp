@@ -10,7 +10,6 @@
 
 #include "dumps/error.h"
 #include "dumps/greedy.h"
-#include "dumps/json.h"
 #include "dumps/metrics.h"
 #include "dumps/rows.h"
 #include "dumps/text.h"
@@ -205,8 +204,8 @@ std::map<int32_t, int64_t> decode_passes(const Dump& d) {
   for (const DumpTensor& t : d.tensors()) {
     const auto n = parse_tensor_name(t.name);
     if (!n || !t.data || !is_float(t.dtype) || !n->prompt.starts_with("prompt")) continue;
-    int64_t& passes = out[std::stoi(n->prompt.substr(6))];
-    if (n->pass == "decode") passes = std::max<int64_t>(passes, std::stoll(n->step) + 1);
+    int64_t& passes = out[n->prompt_number()];
+    if (n->pass == "decode") passes = std::max(passes, n->step_number() + 1);
   }
   return out;
 }
@@ -319,28 +318,6 @@ std::vector<NodeError> window_errors(const Weights64& weights, const Dump& unali
 std::vector<NodeError> window_errors(const std::filesystem::path& model, const Dump& subject,
                                      const WindowOptions& options) {
   return window_errors(Weights64::open(model), subject, options);
-}
-
-nlohmann::ordered_json to_json(const NodeError& e, std::string_view side, std::optional<double> limit) {
-  using Json = nlohmann::ordered_json;
-  Json j = {{"record", "node_error"},
-            {"side", side},
-            {"name", e.name},
-            {"order", e.order},
-            {"added", json_number(e.added)},
-            {"accumulated", e.accumulated ? json_number(*e.accumulated) : Json(nullptr)},
-            {"limit", limit ? json_number(*limit) : Json(nullptr)},
-            {"status", !limit              ? "shown"
-                       : e.added <= *limit ? "pass"
-                                           : "fail"},
-            {"inputs", e.inputs},
-            {"worst",
-             {{"row", std::max<int64_t>(0, e.row)},
-              {"column", std::max<int64_t>(0, e.column)},
-              {"oracle", json_number(e.oracle)},
-              {"value", json_number(e.value)}}}};
-  if (!e.problem.empty()) j["reason"] = e.problem;
-  return j;
 }
 
 }  // namespace assay::oracle

@@ -10,6 +10,7 @@
 #include "dumps/bisect.h"
 #include "dumps/error.h"
 #include "dumps/rows.h"
+#include "oracle/window.h"
 
 namespace assay::cli {
 namespace {
@@ -65,20 +66,14 @@ CompareOptions judged_by(const BisectCommand& o, const Dump& base, const Dump& t
   return out;
 }
 
-/// A folder for a run that is thrown away.
-class WorkFolder {
- public:
-  WorkFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "assay-graft-XXXXXX").string();
-    if (!mkdtemp(pattern.data())) throw Error(ErrorKind::io, pattern, "can't be made");
-    path = pattern;
-  }
-  ~WorkFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
+/// What the next command needs to judge alike.
+std::string arguments_of(const BisectCommand& o) {
+  std::string out;
+  for (const auto& [option, value] : {std::pair{"--level", o.level}, {"--preset", o.preset}})
+    if (!value.empty()) out += fmt::format("{}{} {}", out.empty() ? "" : " ", option, value);
+  if (o.tol) out += fmt::format("{}--tol {}", out.empty() ? "" : " ", *o.tol);
+  return out;
+}
 
 int run(const BisectCommand& o) {
   if (o.threads < 0 || o.threads > 1024)
@@ -100,11 +95,16 @@ int run(const BisectCommand& o) {
     if (o.engine_asked) r.engine = engine;
     if (!o.isa.empty()) r.isa = engine.isa;
     replayer = std::make_unique<EngineReplayer>(base, target, std::move(r));
+    if (options.compare.level == Level::max_rel && options.compare.tolerance.unit > 0) {  // drift is allowed: what is added decides
+      oracle::WindowOptions window;
+      window.threads = o.threads;
+      options.compare.added = oracle::window_errors(o.model, target, window);
+    }
   }
   const BisectResult result = bisect(base, target, options, replayer.get());
-  std::vector<nlohmann::ordered_json> records = {to_record(result, base, target)};
+  std::vector<nlohmann::ordered_json> records = {to_record(result, base, target, arguments_of(o))};
   if (!o.graft.empty()) {
-    const WorkFolder work;
+    const WorkFolder work("", "assay-graft");
     records.push_back(to_record(graft(*replayer, base, target, o.graft, options.compare, work.path / "dump")));
   }
   if (!o.json.empty()) write_records(o.json, records);

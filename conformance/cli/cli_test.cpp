@@ -133,6 +133,29 @@ std::string tiny_dump(const std::string& out, const std::string& more = "") {
   return "dump '" + kModel + "' --tokens 9,8,7 --decode 3 --kv f32 --state --out " + out + " " + more;
 }
 
+TEST(Cli, AModelShowsWhatEachNodeAddsAndNamesTheOneThatAddsTooMuch) {
+  Folder f;
+  ASSERT_EQ(assay(tiny_dump(f / "a")).code, 0);
+  ASSERT_EQ(assay(tiny_dump(f / "c", "--plant rope-pairs")).code, 0);
+  const std::string model = " --model '" + kModel + "'";
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --preset bf16" + model).code, 0);
+  const Output o = assay("compare " + (f / "a") + " " + (f / "c") + " --preset bf16" + model);
+  EXPECT_EQ(o.code, 1);
+  for (const char* part : {"step prefill/0, layer 0, phase q_rope", ": adds ", "added error", "accumulated"})
+    EXPECT_NE(o.text.find(part), std::string::npos) << part << "\n" << o.text;
+  const Output shown = assay("compare " + (f / "a") + " " + (f / "a") + " --level byte_exact" + model);
+  EXPECT_EQ(shown.code, 0);
+  EXPECT_NE(shown.text.find("added error"), std::string::npos) << shown.text;
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --level byte_exact --model /no/such").code, 2);
+}
+
+TEST(Cli, AFolderForWorkKeepsWhatWasInIt) {  // found in a reading: --work DIR was removed with everything in it
+  Folder f;
+  std::ofstream(f / "thesis.txt") << "keep";
+  ASSERT_EQ(assay("faults --filter B3/rope-pairs --work " + (f / "")).code, 0);
+  EXPECT_TRUE(std::filesystem::exists(f / "thesis.txt"));
+}
+
 TEST(Cli, ATargetThatWasFedOtherTokensIsNoPass) {   // found by attack: 3/4 of the dump was skipped, and the rest passed
   Folder f;
   std::ofstream(f / "ids") << "1,2,3\n";

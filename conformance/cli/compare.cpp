@@ -9,11 +9,12 @@
 #include "dumps/error.h"
 #include "dumps/report.h"
 #include "dumps/map.h"
+#include "oracle/window.h"
 
 namespace assay::cli {
 namespace {
 struct CompareCommand {
-  std::string base, target, level = "max_rel", preset, until, only, map, json;
+  std::string base, target, level = "max_rel", preset, until, only, map, model, json;
   std::optional<double> tol, noise_factor;
   std::string html;
   int threads = 0;
@@ -66,6 +67,14 @@ int run(const CompareCommand& o) {
       last = percent;
       std::cerr << "\rcomparing " << percent << "%" << (percent == 100 ? "\r\x1b[K" : "") << std::flush;
     };
+  if (!o.model.empty()) {
+    const oracle::Weights64 weights = oracle::Weights64::open(o.model);
+    oracle::WindowOptions window;
+    window.threads = o.threads;
+    window.accumulated = true;
+    options.added = oracle::window_errors(weights, target, window);
+    if (base.kind() == Dump::Kind::dump) options.added_base = oracle::window_errors(weights, base, window);
+  }
   const CompareResult result = compare(base, target, options);
   auto records = to_records(result, base, target);
   std::string kept;   // so that the command which the text ends with judges the same
@@ -74,6 +83,7 @@ int run(const CompareCommand& o) {
   if (o.noise_factor) kept += fmt::format(" --noise-factor {}", *o.noise_factor);
   if (!o.only.empty()) kept += " --only " + o.only;
   if (!o.map.empty()) kept += " --map " + o.map;
+  if (!o.model.empty()) kept += " --model " + o.model;
   if (!kept.empty()) records.front()["arguments"] = kept.substr(1);
   if (!o.json.empty()) write_records(o.json, records);
   if (!o.html.empty()) write_text(o.html, render_html(records));
@@ -96,6 +106,7 @@ void add_compare(CLI::App& app, int& code) {
   c->add_option("--until", o->until, "stop after this node: layer.3/q_rope (a pass is then partial)");
   c->add_option("--only", o->only, "phases, comma-separated");
   c->add_option("--map", o->map, "map file (dumps/MAP.md): the target is another engine's dump");
+  c->add_option("--model", o->model, "HF folder or GGUF file: shows the error that each node adds; with --preset bf16 it decides");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_option("--html", o->html, "write the report as one HTML file, without anything from outside");
@@ -103,7 +114,7 @@ void add_compare(CLI::App& app, int& code) {
   c->add_flag("--extra", o->extra, "cosine, NMSE, element-wise relative error; for logits KL, top-k agreement, margin");
   c->add_flag("--no-color", o->no_color, "plain text on a terminal");
   c->footer("Example:\n  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n  assay compare /tmp/a /tmp/b --level byte_exact\n"
-            "  assay compare /tmp/f32 /tmp/bf16 --preset bf16 --html /tmp/report.html");
+            "  assay compare /tmp/f32 /tmp/bf16 --preset bf16 --model MODEL --html /tmp/report.html");
   c->callback([o, &code] { code = run(*o); });
 }
 

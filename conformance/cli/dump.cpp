@@ -16,6 +16,17 @@ struct DumpCommand {
   int64_t decode = 0;
   std::string out, mode = "full", filter, layers, plant, json;
   bool state = false, force = false;
+
+  DumpFolder folder() const {
+    DumpFolder f;
+    f.out = out;
+    f.mode = capture_mode_from_name(mode);
+    f.replace = force;
+    f.capture.state = state;
+    if (!filter.empty()) f.capture.phases = split(filter, ',');
+    if (!layers.empty()) f.capture.layers = parse_ranges(layers, "--layers");
+    return f;
+  }
 };
 
 std::string prompt_line(size_t prompt, size_t length, const std::vector<int32_t>& greedy) {
@@ -39,13 +50,8 @@ int run_oracle(const CLI::App& command, const DumpCommand& o) {
                   "", "Leave the option out.");
   const DumpSpec spec = o.model.spec(o.decode);
   oracle::DumpOptions options;
-  options.out = o.out;
-  options.mode = capture_mode_from_name(o.mode);
-  options.replace = o.force;
+  static_cast<DumpFolder&>(options) = o.folder();
   options.threads = o.model.threads;
-  options.capture.state = o.state;
-  if (!o.filter.empty()) options.capture.phases = split(o.filter, ',');
-  if (!o.layers.empty()) options.capture.layers = parse_ranges(o.layers, "--layers");
   const oracle::Weights64 weights =
       oracle::Weights64::open(o.model.official.empty() ? o.model.model : (std::filesystem::path(o.model.official) / "model").string());
   check_layers(options.capture, weights.config());
@@ -68,13 +74,8 @@ int run_oracle(const CLI::App& command, const DumpCommand& o) {
 
 int run(const DumpCommand& o) {
   DumpSpec spec = o.model.spec(o.decode);
-  spec.out = o.out;
-  spec.mode = capture_mode_from_name(o.mode);
-  spec.replace = o.force;
+  static_cast<DumpFolder&>(spec) = o.folder();
   spec.plant = o.plant;
-  spec.capture.state = o.state;
-  if (!o.filter.empty()) spec.capture.phases = split(o.filter, ',');
-  if (!o.layers.empty()) spec.capture.layers = parse_ranges(o.layers, "--layers");
   const std::shared_ptr<const Model> model = o.model.load();
   check_layers(spec.capture, model->config);
   const DumpRun r = run_dump(model, spec);

@@ -24,16 +24,14 @@ struct FaultsCommand {
 };
 
 int run(const FaultsCommand& o) {
+  const WorkFolder work(o.work, "assay-faults");
   CheckContext c;
   c.root = find_root(o.root);
-  c.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-faults-" + std::to_string(getpid()))
-                          : std::filesystem::path(o.work);
+  c.work = work.path;
   c.threads = o.threads;
   const bool progress = isatty(2);
   const auto finish = [&](const std::vector<nlohmann::ordered_json>& records, const std::string& text) {
     if (progress) std::cerr << "\r\x1b[K";
-    std::error_code ignored;
-    std::filesystem::remove_all(c.work, ignored);
     if (!o.json.empty()) write_text(o.json, kill_matrix(records).dump(1) + "\n");
     if (!o.html.empty()) write_text(o.html, render_html(records));
     if (o.json != "-") std::cout << text;
@@ -92,7 +90,7 @@ void add_faults(CLI::App& app, int& code) {
   c->add_flag("--all", o->all, "slow faults too");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");
-  c->add_option("--work", o->work, "folder for dumps while they are judged");
+  c->add_option("--work", o->work, "folder in which a folder for dumps is made, and removed again");
   c->add_option("--json", o->json, "write the matrix as one JSON document to FILE (-: stdout)");
   c->add_option("--html", o->html, "write the report as one HTML file");
   c->add_flag("--verbose", o->verbose, "figures too");

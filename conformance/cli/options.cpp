@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
@@ -250,6 +251,21 @@ void write_records(const std::string& file, const std::vector<nlohmann::ordered_
   std::string text;
   for (const auto& r : records) text += r.dump() + "\n";
   write_text(file, text);
+}
+
+WorkFolder::WorkFolder(const std::filesystem::path& base, const std::string& name) {
+  const std::filesystem::path parent = base.empty() ? std::filesystem::temp_directory_path() : base;
+  std::error_code failed;
+  std::filesystem::create_directories(parent, failed);
+  std::string pattern = (parent / (name + "-XXXXXX")).string();
+  if (!mkdtemp(pattern.data()))
+    throw Error(ErrorKind::io, parent.string(), "no folder can be made in it", "a folder that may be written", strerror(errno));
+  path = pattern;
+}
+
+WorkFolder::~WorkFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
 }
 
 }  // namespace assay::cli

@@ -83,6 +83,16 @@ void add_limits(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 void add_tokenize(CLI::App& app, int& code);
 
+/// A new folder below `base` (empty: the system's folder for temporary files), gone with everything in it at the end. What was
+/// in `base` stays. Error{io} if it can't be made.
+class WorkFolder {
+ public:
+  WorkFolder(const std::filesystem::path& base, const std::string& name);
+  ~WorkFolder();
+  WorkFolder(const WorkFolder&) = delete;
+  std::filesystem::path path;
+};
+
 /// A CLI11 check: 0 to 2^64 - 1. The library's own conversion wraps negative numbers and clamps larger ones.
 inline std::string is_seed(const std::string& text) {
   uint64_t value = 0;

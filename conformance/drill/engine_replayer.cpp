@@ -138,13 +138,13 @@ std::optional<EngineReplayer::At> EngineReplayer::place(const std::string& name)
   At at;
   at.name = name;
   at.prefix = n->prompt + "/" + n->pass + "/" + n->step + "/";
-  at.prompt = std::stoi(n->prompt.substr(6));
+  at.prompt = n->prompt_number();
   at.pass = *pass;
-  at.step = std::stoll(n->step);
+  at.step = n->step_number();
   at.last_only = n->phase == "logits_last";
-  const int layer = n->layer.starts_with("layer.") ? std::stoi(n->layer.substr(6)) : -1;
-  if (!n->layer.empty() && layer < 0) return std::nullopt;
-  at.node = clean_.find(layer, at.last_only ? "logits" : n->phase);
+  const std::optional<int> layer = n->layer_number();
+  if (!layer) return std::nullopt;
+  at.node = clean_.find(*layer, at.last_only ? "logits" : n->phase);
   if (!at.node || at.node->output == kNoValue) return std::nullopt;
   for (const Side side : {Side::base, Side::target}) {
     const DumpTensor* t = side_of(side).dump.find(name);

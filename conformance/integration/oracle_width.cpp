@@ -104,7 +104,7 @@ class WidthJudge final : public Observer {
         const int64_t c = columns.empty() ? i : columns[size_t(i)];
         const double w = want.at(r, i), g = got.at(r, c), limit = bound(r, i), share = std::fabs(g - w) / limit;
         out_.compared++;
-        if (!(share <= 1)) {
+        if (!(share <= 1) || !std::isfinite(limit)) {
           if (out_.place.empty()) out_.place = fmt::format("{}, row {}, column {}", node.name(), rows[size_t(r)], c);
           out_.fail(fmt::format("{}, row {} (position {}), column {}: {:.9g}, float64 {:.9g}: {:.2f} times its bound",
                                 node.name(), rows[size_t(r)], kStart + rows[size_t(r)], c, g, w, share));
@@ -230,7 +230,9 @@ class WidthJudge final : public Observer {
     if (node.phase == "v_proj") return {l.v, l.v_bias};
     if (node.phase == "o_proj") return {l.o, l.o_bias};
     if (node.phase == "gate_proj") return {l.gate, {}};
-    return {node.phase == "up_proj" ? l.up : l.down, {}};
+    if (node.phase == "up_proj") return {l.up, {}};
+    if (node.phase == "down_proj") return {l.down, {}};
+    throw Error(ErrorKind::internal, node.name(), "the oracle has no weight for this product");
   }
 
   std::vector<double> norm_weight(const Node& node) const {

@@ -51,20 +51,8 @@ QWEN3_SPECIAL = [
     "</think>",
 ]
 QWEN3_FIRST_SPECIAL = 151643
-NOT_SKIPPED = {
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-}
+# From the tool calls on they are text that decoding keeps (tokenizer_config.json: "special": false).
+NOT_SKIPPED = set(QWEN3_SPECIAL[QWEN3_SPECIAL.index("<tool_call>") :])
 
 
 def package_file(package, *parts):
