@@ -21,8 +21,8 @@ struct WindowOptions {
   std::function<void(const std::string& pass)> progress;  // "prompt0/decode/3", before it runs
 };
 
-/// One NodeError per float tensor of the subject's prefill and decode passes and per k and v of its state, in execution
-/// order. The cache holds the subject's k_rope and v_proj rows (where it has none, those of the window), rounded as its
+/// One NodeError per float tensor of the subject's prefill and decode passes and per k and v of its state that the model
+/// computes, in execution order. The cache holds the subject's k_rope and v_proj rows (where it has none, those of the window), rounded as its
 /// manifest's options.kv says, from after_prefill on those of its state tensors. Rows tables are aligned first. Throws
 /// Error{usage}: the dump has no values, or no ids for a prompt; Error{malformed}: ids outside the vocabulary.
 std::vector<NodeError> window_errors(const Weights64& weights, const Dump& subject, const WindowOptions& options = {});

@@ -3,12 +3,14 @@
 
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "conformance/cli/options.h"
 #include "dumps/compare.h"
 #include "dumps/error.h"
 #include "dumps/report.h"
 #include "dumps/map.h"
+#include "dumps/names.h"
 #include "oracle/window.h"
 
 namespace assay::cli {
@@ -20,6 +22,19 @@ struct CompareCommand {
   int threads = 0;
   bool verbose = false, no_color = false, extra = false;
 };
+
+/// Added errors say nothing of a value that the model has no node for: a misspelt name, a model of fewer layers.
+void warn_of_the_unknown(const Dump& target, CompareResult& result) {
+  std::set<std::string> known;
+  for (const NodeError& e : result.added) known.insert(e.name);
+  std::string first;
+  int64_t n = 0;
+  for (const DumpTensor& t : target.tensors())
+    if (is_float(t.dtype) && t.data && role_of(t.name) != "ids" && !known.contains(t.name) && n++ == 0) first = t.name;
+  if (n > 0)
+    result.warnings.push_back(fmt::format("{} tensor{} of the target {} no node of the model, so that no added error is known: {}",
+                                          n, n == 1 ? "" : "s", n == 1 ? "is" : "are", first));
+}
 
 int run(const CompareCommand& o) {
   CompareOptions options;
@@ -75,7 +90,8 @@ int run(const CompareCommand& o) {
     options.added = oracle::window_errors(weights, target, window);
     if (base.kind() == Dump::Kind::dump) options.added_base = oracle::window_errors(weights, base, window);
   }
-  const CompareResult result = compare(base, target, options);
+  CompareResult result = compare(base, target, options);
+  if (!o.model.empty()) warn_of_the_unknown(target, result);
   auto records = to_records(result, base, target);
   std::string kept;   // so that the command which the text ends with judges the same
   if (!o.preset.empty()) kept += " --preset " + o.preset;
