@@ -256,7 +256,10 @@ void Dump::read_manifest() {
     not_materialised_ = json_strings(manifest_["not_materialised"], at + "not_materialised");
     std::sort(not_materialised_.begin(), not_materialised_.end());
     for (const std::string& name : not_materialised_) {
-      if (names.contains(name)) malformed(at + "not_materialised", "the tensor " + in_quotes(name) + " is there nevertheless");
+      auto it = names.find(name);
+      if (name.find('*') != std::string::npos)  // a glob excuses all that fit
+        it = std::find_if(names.begin(), names.end(), [&](const std::string& n) { return glob_match(name, n); });
+      if (it != names.end()) malformed(at + "not_materialised", "the tensor " + in_quotes(*it) + " is there nevertheless");
     }
   }
 }
