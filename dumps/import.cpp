@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "dumps/dump.h"
@@ -23,9 +24,7 @@ bool same_place(const fs::path& a, const fs::path& b) {
 }
 
 Dump open_input(const fs::path& path, const fs::path& out) {
-  if (same_place(path, out)) {
-    throw Error(ErrorKind::usage, out.string(), "the output would replace its own input", "another --out");
-  }
+  refuse_own_input(path, out);
   Dump d = Dump::open(path);
   if (d.kind() == Dump::Kind::official_case) {
     throw Error(ErrorKind::usage, path.string(), "an official case needs no import", {}, {}, "compare takes it as it is");
@@ -42,6 +41,19 @@ Dump open_input(const fs::path& path, const fs::path& out) {
   return d;
 }
 
+// Whether a dump lists `name` itself, or a glob of it fits.
+void refuse_excused(const std::string& listed, const std::unordered_map<std::string, std::string>& tensors) {
+  auto it = tensors.find(listed);
+  if (listed.find('*') != std::string::npos)
+    it = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return glob_match(listed, t.first); });
+  if (it == tensors.end()) return;
+  throw Error(ErrorKind::malformed, listed, "listed as not materialised, and there nevertheless", {},
+              in_quotes(it->first) + " in " + it->second);
+}
+
+// Blocks that say how one dump came to be: they are not true of what several are merged into.
+bool is_provenance(const std::string& key) { return key == "imported" || key == "mapped"; }
+
 void add_block(Json& blocks, const std::string& key, const Json& value, const std::string& where) {
   if (blocks.contains(key) && blocks[key] != value) {
     throw Error(ErrorKind::usage, where, "the block " + in_quotes(key) + " differs between the inputs", "one value", {},
@@ -51,6 +63,11 @@ void add_block(Json& blocks, const std::string& key, const Json& value, const st
 }
 
 }  // namespace
+
+void refuse_own_input(const fs::path& input, const fs::path& out) {
+  if (same_place(input, out))
+    throw Error(ErrorKind::usage, out.string(), "the output would replace its own input", "another --out");
+}
 
 int64_t import_safetensors(const std::vector<fs::path>& paths, const fs::path& out, const ImportOptions& options) {
   if (paths.empty()) throw Error(ErrorKind::usage, "import", "no input", "safetensors files, folders or dumps");
@@ -72,11 +89,15 @@ int64_t import_safetensors(const std::vector<fs::path>& paths, const fs::path& o
       if (key == "not_materialised") {
         not_materialised = json_strings(value, options.manifest.string() + ": not_materialised");
       } else if (is_format_key(key)) {
-        throw Error(ErrorKind::malformed, options.manifest.string(), "the key " + in_quotes(key) + " belongs to the format itself");
+        throw Error(ErrorKind::malformed, options.manifest.string(),
+                    "the key " + in_quotes(key) + " belongs to the format itself");
       }
     }
   }
   std::unordered_map<std::string, std::string> seen;  // tensor -> input
+  // What the parts left out is left out of the whole only where each part had a filter.
+  std::vector<std::string> filters;
+  bool all_filtered = true;
   for (const fs::path& path : paths) {
     inputs.push_back(open_input(path, out));
     const Dump& d = inputs.back();
@@ -91,23 +112,27 @@ int64_t import_safetensors(const std::vector<fs::path>& paths, const fs::path& o
                     "each tensor once", "also in " + it->second);
       }
     }
-    if (d.kind() != Dump::Kind::dump) continue;
+    if (d.kind() != Dump::Kind::dump) {
+      all_filtered = false;
+      continue;
+    }
     for (const auto& [key, value] : d.manifest().items()) {
+      if (paths.size() > 1 && is_provenance(key)) continue;
       if (!is_format_key(key) && !given.contains(key)) add_block(blocks, key, value, path.string());
     }
     not_materialised.insert(not_materialised.end(), d.not_materialised().begin(), d.not_materialised().end());
     const Json& capture = d.manifest()["capture"];
-    if (capture.contains("filter")) writing.filter = json_string(capture["filter"], path.string() + ": capture.filter");
+    const std::string filter =
+        capture.contains("filter") ? json_string(capture["filter"], path.string() + ": capture.filter") : "";
+    all_filtered = all_filtered && !filter.empty();
+    if (std::find(filters.begin(), filters.end(), filter) == filters.end()) filters.push_back(filter);
     writing.partial = writing.partial || d.partial();
   }
   for (const auto& [key, value] : given.items()) {
     if (key != "not_materialised") blocks[key] = value;
   }
-  for (const std::string& name : not_materialised) {
-    if (seen.contains(name)) {
-      throw Error(ErrorKind::malformed, name, "listed as not materialised, and there nevertheless", {}, "in " + seen[name]);
-    }
-  }
+  for (size_t i = 0; i < filters.size() && all_filtered; ++i) writing.filter += (i ? "," : "") + filters[i];
+  for (const std::string& name : not_materialised) refuse_excused(name, seen);
 
   DumpWriter writer(writing);
   writer.manifest() = blocks;

@@ -16,6 +16,9 @@ struct ImportOptions {
   std::filesystem::path manifest;   // a JSON object: blocks for the manifest (prompts, engine, options, rows, not_materialised)
 };
 
+/// Throws Error{usage} if writing to `out` would replace `input`: the folder itself, or a file in it.
+void refuse_own_input(const std::filesystem::path& input, const std::filesystem::path& out);
+
 /// Reads all tensors of `paths` (files, folders of files, dumps), computes hashes and statistics and writes a dump to `out`.
 /// Order, role: from the vocabulary where names follow it, from the manifest of a dump, else by name. Returns the number of
 /// tensors. Throws Error{malformed} for broken inputs, a tensor in two inputs, hashes that disagree with their values, names

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 #include "dumps/digest.h"
@@ -125,6 +126,43 @@ TEST_F(Import, ADumpWithoutHashesKeepsItsManifest) {
   f.put('\x33');
   f.close();
   expect_error(ErrorKind::malformed, "disagree with their hashes", {dir / "out"}, dir / "out2");
+}
+
+TEST_F(Import, MergedDumpsClaimNothingFalse) {
+  const std::string norm = "prompt0/prefill/0/layer.0/q_norm";
+  file("a.safetensors", "{" + entry("a", 0, 8) + "}", {1, 2});
+  file("b.safetensors", "{" + entry(norm, 0, 8) + "}", {3, 4});
+  file("c.safetensors", "{" + entry("c", 0, 8) + "}", {5, 6});
+  for (const char* name : {"a", "b"}) import_safetensors({dir / (std::string(name) + ".safetensors")}, dir / name, options);
+  const auto change = [&](const char* dump, const std::function<void(Json&)>& how) {
+    const fs::path m = dir / dump / "manifest.json";
+    Json j = Json::parse(std::ifstream(m));
+    how(j);
+    std::ofstream(m) << j.dump();
+  };
+  // Two imports, one of them mapped: of what a whole is made only its own import says.
+  change("a", [](Json& j) { j["mapped"] = {{"map", "x.map"}}; });
+  import_safetensors({dir / "a", dir / "b"}, dir / "both", options);
+  const Dump both = Dump::open(dir / "both");
+  EXPECT_EQ(both.manifest()["imported"]["sources"], Json({"a", "b"}));
+  EXPECT_FALSE(both.manifest().contains("mapped"));
+  EXPECT_FALSE(both.manifest()["capture"].contains("filter"));
+  // A filter of all inputs, or none.
+  change("a", [](Json& j) { j["capture"]["filter"] = "a*"; });
+  import_safetensors({dir / "a", dir / "b"}, dir / "half", options);
+  EXPECT_FALSE(Dump::open(dir / "half").manifest()["capture"].contains("filter"));
+  import_safetensors({dir / "a", dir / "c.safetensors"}, dir / "bare", options);
+  EXPECT_FALSE(Dump::open(dir / "bare").manifest()["capture"].contains("filter"));
+  change("b", [](Json& j) { j["capture"]["filter"] = "q_norm"; });
+  import_safetensors({dir / "a", dir / "b"}, dir / "filtered", options);
+  EXPECT_EQ(Dump::open(dir / "filtered").manifest()["capture"]["filter"], "a*,q_norm");
+  // What one excuses the other may not hold, globs included.
+  change("a", [](Json& j) { j["not_materialised"] = {"*/q_norm"}; });
+  expect_error(ErrorKind::malformed, "listed as not materialised", {dir / "a", dir / "b"}, dir / "out");
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  // A dump that excuses what it holds is refused itself.
+  change("b", [](Json& j) { j["not_materialised"] = {"*/q_norm"}; });
+  expect_error(ErrorKind::malformed, "is there nevertheless", {dir / "b"}, dir / "out");
 }
 
 TEST_F(Import, InspectSaysWhatIsThere) {
