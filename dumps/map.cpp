@@ -62,13 +62,20 @@ TableRef parse_table(const std::string& text, const std::string& where) {
   return out;
 }
 
+// Of the vocabulary: a phase, or what a state or ids are called. Names of caches have no rank there.
+bool is_phase(const std::string& s) {
+  static const int unknown = phase_rank("");
+  static const std::set<std::string> others = {"k", "v", "conv_state", "recurrent_state", "ids", "greedy_ids"};
+  return phase_rank(s) < unknown || others.contains(s);
+}
+
 class Reader {
  public:
   Reader(std::string_view text, const std::string& where) : text_(text) { map_.where = where; }
 
   DumpMap::Impl run() {
     if (text_.size() > kMaxFile)
-      bad_map(map_.where, "too long for a map", bytes_text(kMaxFile), bytes_text(text_.size()));
+      bad_map(map_.where, "too long for a map", fmt::format("at most {} bytes", kMaxFile), "more");
     std::istringstream in{std::string(text_)};
     std::string line, whole_line;
     int number = 0, begun = 0;
@@ -92,6 +99,10 @@ class Reader {
     if (!whole_line.empty()) statement(whole_line, begun);
     if (map_.rules.empty()) bad_map(map_.where, "a map without rules", "THEIRS -> OURS");
     check_passes();
+    for (const auto& [number, name] : lets_) {
+      if (!used_sizes_.contains(name))
+        bad_map(map_.at(number), "the size " + in_quotes(name) + " has no use", "an axis or a size of that name");
+    }
     return std::move(map_);
   }
 
@@ -103,16 +114,11 @@ class Reader {
     const bool arrow_second = words.size() > 1 && words[1] == "->";
     if (first == "pass") return pass(words, number);
     if (arrow_second) return rule(words, number);
-    if (first == "let") return let(words, where);
+    if (first == "let") return let(words, number);
     if (first == "rows") return rows(words, number);
     if (first == "absent" || first == "ignore") {
       if (words.size() != 2) bad_map(where, first + " takes one name", first + " NAME", in_quotes(line));
-      if (first == "absent") {
-        map_.absent.push_back(parse_template(words[1], where).source);
-        if (words[1].find_first_of("{}") != std::string::npos)
-          bad_map(where, "a capture under absent", "*", in_quotes(words[1]));
-        return;
-      }
+      if (first == "absent") return absent(words[1], number);
       Rule r;
       r.kind = Rule::Kind::ignore;
       r.line = number;
@@ -124,15 +130,36 @@ class Reader {
     bad_map(where, "the line can't be read", "let, pass, rows, absent, ignore or THEIRS -> OURS", in_quotes(line, 60));
   }
 
-  void let(const std::vector<std::string>& words, const std::string& where) {
+  // An excuse that fits nothing, or everything, is a slip of the pen: comparisons would be wrong either way.
+  void absent(const std::string& name, int number) {
+    const std::string where = map_.at(number);
+    parse_template(name, where);
+    if (name.find_first_of("{}") != std::string::npos)
+      bad_map(where, "a capture under absent", "*", in_quotes(name));
+    if (name.find_first_not_of("*/") == std::string::npos)
+      bad_map(where, "absent fits every tensor", "the name of a phase", in_quotes(name));
+    const std::string last = name.substr(name.rfind('/') + 1);  // of a name without / all of it
+    if (last.find('*') == std::string::npos && !is_phase(last)) {
+      bad_map(where, "absent ends with no known phase", "a phase of FORMAT.md, as */layer.*/q_norm",
+              in_quotes(name));
+    }
+    map_.absent.push_back({number, name});
+  }
+
+  void let(const std::vector<std::string>& words, int number) {
+    const std::string where = map_.at(number);
     if (words.size() != 4 || words[2] != "=")
       bad_map(where, "the line can't be read", "let NAME = SIZE", in_quotes(joined_words(words, 0, words.size()), 60));
     const std::string name = identifier(words[1], where, "a size");
     std::optional<int64_t> n = whole(words[3]);
-    if (!n && map_.sizes.contains(words[3])) n = map_.sizes[words[3]];
+    if (!n && map_.sizes.contains(words[3])) {
+      n = map_.sizes[words[3]];
+      used_sizes_.insert(words[3]);
+    }
     if (!n || *n < 1)
       bad_map(where, "not a size", "a whole number from 1, or an earlier name", in_quotes(words[3], 40));
     if (!map_.sizes.emplace(name, *n).second) bad_map(where, "the size " + in_quotes(name) + " is given twice");
+    lets_.emplace_back(number, name);
   }
 
   void pass(const std::vector<std::string>& words, int number) {
@@ -246,6 +273,7 @@ class Reader {
         limit.size = *n;
       } else if (map_.sizes.contains(words[2])) {
         limit.size = map_.sizes[words[2]];
+        used_sizes_.insert(words[2]);
       } else {
         limit.table = parse_table(words[2], where);
       }
@@ -254,6 +282,7 @@ class Reader {
     } else {
       twice(r.axes.has_value());
       r.axes = parse_axes(text, map_.sizes, where);
+      used_sizes_.insert(r.axes->lets.begin(), r.axes->lets.end());
     }
   }
 
@@ -267,16 +296,17 @@ class Reader {
     if (r.axes && !r.axes->ours.empty() && r.axes->ours.size() != parts) {
       bad_map(where, "as many layouts of ours as names", std::to_string(parts), std::to_string(r.axes->ours.size()));
     }
-    if (r.pages) {
-      const std::vector<std::string> atoms = r.axes ? atoms_of(r.axes->theirs) : std::vector<std::string>();
+    if (!r.pages) return;
+    for (size_t part = 0; part < parts; ++part) {
+      const std::vector<std::string> atoms = r.axes ? part_atoms(r.axes->theirs, part) : std::vector<std::string>();
       for (const char* a : {"page", "slot"}) {
         if (std::find(atoms.begin(), atoms.end(), a) == atoms.end()) {
           bad_map(where, "pages without their axes", "page and slot among theirs, position among ours",
-                  "no " + std::string(a));
+                  "no " + std::string(a) + (parts > 1 ? fmt::format(" in part {}", part + 1) : ""));
         }
       }
-      if (r.axes->ours.empty()) bad_map(where, "pages without a layout of ours", "theirs => ... position ...");
     }
+    if (r.axes->ours.empty()) bad_map(where, "pages without a layout of ours", "theirs => ... position ...");
   }
 
   void check_passes() {
@@ -293,28 +323,61 @@ class Reader {
     }
   }
 
-  // Every capture of theirs must have a use, every name in ours an origin.
+  // Every capture of theirs must have a use, every name in ours an origin. A split makes tensors of different axes, so
+  // that what stands in names, layouts and tables is asked of each part.
   void check_captures(const Rule& r, const PassPrefix& p) {
     const std::string where = map_.at(r.line);
     const std::vector<std::string> theirs = joined(p.theirs, r.theirs, where).captures();
     const std::set<std::string> known(theirs.begin(), theirs.end());
-    std::set<std::string> used, bound = known, axes;
     if (r.axes) {
-      const std::vector<std::string> atoms = atoms_of(r.axes->theirs);
-      axes.insert(atoms.begin(), atoms.end());
-      for (const std::string& a : axes) {
+      for (const std::string& a : atoms_of(r.axes->theirs)) {
         if (known.contains(a)) bad_map(where, in_quotes(a) + " is an axis and a capture", "two names");
         if (r.pages && a == "position") bad_map(where, "position among their axes, and pages", "page and slot");
       }
-      bound.insert(axes.begin(), axes.end());
     }
-    if (r.pages && !r.pages->row.empty()) bound.insert(r.pages->row);
-    for (const Template& t : r.ours) {
-      for (const std::string& c : joined(p.ours, t).captures()) {
-        if (!bound.contains(c)) bad_map(where, "{" + c + "} of ours is not in theirs", {}, in_quotes(t.source));
-        used.insert(c);
+    std::vector<std::set<std::string>> in_names(r.ours.size());  // of each part
+    std::set<std::string> fixed;                                 // captures of theirs that stand in any of our names
+    for (size_t i = 0; i < r.ours.size(); ++i) {
+      std::set<std::string> bound = known;
+      if (r.axes) {
+        const std::vector<std::string> atoms = part_atoms(r.axes->theirs, i);
+        bound.insert(atoms.begin(), atoms.end());
+      }
+      if (r.pages && !r.pages->row.empty()) bound.insert(r.pages->row);
+      for (const std::string& c : joined(p.ours, r.ours[i]).captures()) {
+        if (!bound.contains(c)) bad_map(where, "{" + c + "} of ours is not in theirs", {}, in_quotes(r.ours[i].source));
+        if (r.pages && (c == "page" || c == "slot"))
+          bad_map(where, "{" + c + "} of ours becomes position", "position among our axes", in_quotes(r.ours[i].source));
+        in_names[i].insert(c);
+        if (known.contains(c)) fixed.insert(c);
       }
     }
+    for (const std::set<std::string>& names : in_names) check_tables(r, names, fixed, where);
+    for (const std::string* name : {&r.sum, &r.same}) {
+      if (name->empty()) continue;
+      if (!known.contains(*name)) bad_map(where, "{" + *name + "} is not in theirs", "a capture of theirs");
+      if (fixed.contains(*name)) bad_map(where, "{" + *name + "} is in ours and gathered", "one of both");
+    }
+    std::set<std::string> ranks;  // captures that must be axes of each of our layouts
+    for (const std::string& c : known) {
+      if (!fixed.contains(c) && c != r.sum && c != r.same) ranks.insert(c);
+    }
+    const size_t layouts = r.axes ? r.axes->ours.size() : 0;
+    for (size_t i = 0; i < layouts; ++i) check_ours(r, i, known, in_names[i], ranks, where);
+    if (layouts > 0 || ranks.empty()) return;
+    for (const std::string& c : theirs) {
+      if (ranks.contains(c)) no_use(c, where);
+    }
+  }
+
+  [[noreturn]] static void no_use(const std::string& c, const std::string& where) {
+    bad_map(where, "{" + c + "} has no use",
+            fmt::format("{{{}}} in ours, {} among our axes, sum {} or same {}", c, c, c, c));
+  }
+
+  // What a table's name and row are made of must have one value for each tensor of ours.
+  static void check_tables(const Rule& r, const std::set<std::string>& in_name, const std::set<std::string>& fixed,
+                           const std::string& where) {
     std::vector<TableRef> tables;
     if (r.pages) tables.push_back(*r.pages);
     for (const Limit& l : r.limits) {
@@ -322,50 +385,36 @@ class Reader {
     }
     for (const TableRef& t : tables) {
       for (const std::string& c : t.name.captures()) {
-        if (!used.contains(c))
+        if (!in_name.contains(c) && !fixed.contains(c))
           bad_map(where, "{" + c + "} in the name of a table is not among ours", {}, in_quotes(t.name.source));
       }
-      if (!t.row.empty() && !used.contains(t.row)) {
+      if (!t.row.empty() && !in_name.contains(t.row) && !fixed.contains(t.row))
         bad_map(where, "[" + t.row + "] of a table is not among ours", {}, in_quotes(t.name.source));
-      }
-    }
-    std::set<std::string> ours_axes;
-    if (r.axes) {
-      for (size_t i = 0; i < r.axes->ours.size(); ++i) check_ours(r, i, known, used, ours_axes, where);
-    }
-    for (const std::string* name : {&r.sum, &r.same}) {
-      if (name->empty()) continue;
-      if (!known.contains(*name)) bad_map(where, "{" + *name + "} is not in theirs", "a capture of theirs");
-      if (used.contains(*name)) bad_map(where, "{" + *name + "} is in ours and gathered", "one of both");
-      if (ours_axes.contains(*name)) bad_map(where, "{" + *name + "} is gathered and an axis of ours", "one of both");
-    }
-    for (const std::string& c : theirs) {
-      if (used.contains(c) || c == r.sum || c == r.same || ours_axes.contains(c)) continue;
-      bad_map(where, "{" + c + "} has no use",
-              fmt::format("{{{}}} in ours, {} among our axes, sum {} or same {}", c, c, c, c));
     }
   }
 
-  // The axes of our layout `i`: each axis of theirs once, ranks, nothing else.
-  void check_ours(const Rule& r, size_t i, const std::set<std::string>& captures, const std::set<std::string>& in_names,
-                  std::set<std::string>& ours_axes, const std::string& where) {
+  // The axes of our layout `i`: each axis of theirs once, all ranks, nothing else.
+  void check_ours(const Rule& r, size_t i, const std::set<std::string>& captures, const std::set<std::string>& in_name,
+                  const std::set<std::string>& ranks, const std::string& where) {
     std::set<std::string> wanted;
     for (const std::string& a : part_atoms(r.axes->theirs, i)) {
-      const bool gone = in_names.contains(a) || (r.pages && (a == "page" || a == "slot"));
+      const bool gone = in_name.contains(a) || (r.pages && (a == "page" || a == "slot"));
       if (!gone) wanted.insert(a);
     }
     if (r.pages) wanted.insert("position");
     std::set<std::string> found;
     for (const std::string& a : atoms_of(r.axes->ours[i])) {
       if (!found.insert(a).second) bad_map(where, "the axis " + in_quotes(a) + " stands twice among ours");
-      if (captures.contains(a) && !in_names.contains(a)) {
-        ours_axes.insert(a);
-      } else if (!wanted.contains(a)) {
+      if (captures.contains(a) && (a == r.sum || a == r.same))
+        bad_map(where, "{" + a + "} is gathered and an axis of ours", "one of both");
+      if (!ranks.contains(a) && !wanted.contains(a))
         bad_map(where, "the axis " + in_quotes(a) + " of ours is not among theirs");
-      }
     }
     for (const std::string& a : wanted) {
       if (!found.contains(a)) bad_map(where, "the axis " + in_quotes(a) + " of theirs is not among ours");
+    }
+    for (const std::string& c : ranks) {
+      if (!found.contains(c)) no_use(c, where);
     }
   }
 
@@ -383,6 +432,8 @@ class Reader {
 
   std::string_view text_;
   DumpMap::Impl map_;
+  std::vector<std::pair<int, std::string>> lets_;  // line, name
+  std::set<std::string> used_sizes_;
 };
 
 }  // namespace
@@ -396,12 +447,15 @@ DumpMap DumpMap::parse(std::string_view text, const std::string& where) {
 }
 
 DumpMap DumpMap::read(const std::filesystem::path& file) {
+  // No more than a map may have, whatever the file is: one byte beyond is enough to refuse it.
+  std::error_code error;
   std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (in) text << in.rdbuf();
-  if (!in || std::filesystem::is_directory(file))
+  std::string text(mapping::kMaxFile + 1, '\0');
+  if (in) in.read(text.data(), std::streamsize(text.size()));
+  text.resize(size_t(in.gcount()));
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error))
     throw Error(ErrorKind::malformed, file.string(), "the map can't be read", "a text file");
-  return parse(text.str(), file.string());
+  return parse(text, file.string());
 }
 
 }  // namespace assay

@@ -15,7 +15,7 @@ namespace assay {
 /// A map file, read and checked for itself.
 class DumpMap {
  public:
-  /// Throws Error{malformed} with file and line; Error{io} if the file can't be read.
+  /// Throws Error{malformed} with file and line, or saying that the file can't be read.
   static DumpMap read(const std::filesystem::path& file);
   static DumpMap parse(std::string_view text, const std::string& where);
   struct Impl;
@@ -46,7 +46,10 @@ class Mapping {
   const std::vector<std::string>& ignored() const;  // names, in their order
   /// The mapped dump. Tensors that are only renamed keep their place on the disk; what moves is held in memory.
   Dump dump() const;
-  /// The same, written one tensor at a time. Returns sentences about replicas that differ; then nothing is left behind.
+  /// A sentence about each tensor whose replicas (`same R`) differ. Reads their values.
+  std::vector<std::string> faults() const;
+  /// The same as dump(), written one tensor at a time. Returns faults(); where there are any nothing is written, and a dump
+  /// that options.dir holds stays. Throws Error{usage} if that is the dump it is made from.
   std::vector<std::string> write(DumpWriter::Options options) const;
 
  private:
@@ -54,10 +57,12 @@ class Mapping {
   std::unique_ptr<Impl> impl_;
 };
 
-/// JSONL: a header, a record per mapped tensor. `file`: the map's.
-std::vector<nlohmann::ordered_json> map_records(const Mapping& mapping, const Dump& theirs, const std::string& file);
+/// JSONL: a header, a record per mapped tensor, at the end the verdict. `file`: the map's. `out`: the folder that the mapped
+/// dump was to go to; empty: none. `faults`: as Mapping found them.
+std::vector<nlohmann::ordered_json> map_records(const Mapping& mapping, const Dump& theirs, const std::string& file,
+                                                const std::string& out, const std::vector<std::string>& faults);
 /// The table of what becomes what: one line for each rule and part with the first of its tensors, or (`verbose`) for
-/// each tensor.
+/// each tensor. Then the faults and, where there are none, what to do next.
 std::string render_map(const std::vector<nlohmann::ordered_json>& records, bool verbose);
 
 }  // namespace assay

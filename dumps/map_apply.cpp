@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "dumps/error.h"
+#include "dumps/import.h"
 #include "dumps/map_plan.h"
 #include "dumps/names.h"
 
@@ -64,7 +66,22 @@ Dump Mapping::dump() const {
   return out;
 }
 
+std::vector<std::string> Mapping::faults() const {
+  std::vector<std::string> out;
+  for (const Output& o : impl_->plan.outputs) {
+    if (o.walk.reduce != mapping::Walk::Reduce::same) continue;
+    const mapping::Gathered g = impl_->plan.values(o);
+    if (!g.fault.empty()) out.push_back(o.line.name + ": " + g.fault);
+  }
+  return out;
+}
+
 std::vector<std::string> Mapping::write(DumpWriter::Options options) const {
+  refuse_own_input(impl_->theirs.path(), options.dir);
+  // All that can be wrong with the map is found before the writer takes the folder, which may hold an older dump.
+  std::vector<std::string> found = faults();
+  if (!found.empty()) return found;
+  const nlohmann::ordered_json rows = impl_->plan.rows_block();
   const nlohmann::ordered_json& manifest = impl_->theirs.manifest();
   options.partial = options.partial || impl_->theirs.partial();
   DumpWriter writer(options);
@@ -73,10 +90,9 @@ std::vector<std::string> Mapping::write(DumpWriter::Options options) const {
       if (!is_format_key(key) && key != "rows") writer.manifest()[key] = value;
     }
   }
-  if (!impl_->plan.rows.empty()) writer.manifest()["rows"] = impl_->plan.rows_block();
+  if (!rows.empty()) writer.manifest()["rows"] = rows;
   writer.manifest()["mapped"] = {{"source", impl_->theirs.path().filename().string()},
                                  {"map", std::filesystem::path(impl_->plan.where).filename().string()}};
-  std::vector<std::string> faults;
   int64_t order = 0;
   for (const Output& o : impl_->plan.outputs) {
     TensorDecl d;
@@ -89,15 +105,12 @@ std::vector<std::string> Mapping::write(DumpWriter::Options options) const {
       const DumpTensor& first = *o.walk.sources[0][0];
       writer.write(d, first.data + size_t(o.first) * size_of(first.dtype));
     } else {
-      const mapping::Gathered g = impl_->plan.values(o);
-      if (!g.fault.empty()) faults.push_back(d.name + ": " + g.fault);
-      writer.write(d, g.values.data());
+      writer.write(d, impl_->plan.values(o).values.data());
     }
   }
-  if (!faults.empty()) return faults;
   writer.not_materialised(impl_->plan.not_materialised);
   writer.finish();
-  return faults;
+  return found;
 }
 
 }  // namespace assay

@@ -48,6 +48,10 @@ class AxesParser {
     }
     blanks();
     if (!text_.empty()) expected("an axis, | or the end of the line");
+    for (const std::string& a : atoms_of(out.theirs)) {
+      if (sizes_.contains(a)) lets_.push_back(a);
+    }
+    out.lets = std::move(lets_);
     size_t splits = count_splits(out.theirs);
     if (splits > 1) bad_map(where_, "two splits in one rule", "one ( a | b )", std::to_string(splits));
     return out;
@@ -117,6 +121,7 @@ class AxesParser {
     if (!text_.empty() && digit(text_[0])) {
       if (number(1) != 1) bad_map(where_, "an axis without a name", "1, or NAME:SIZE");
       out.kind = Axis::Kind::one;
+      axis_ends();
       return out;
     }
     out.name = name("an axis");
@@ -140,7 +145,13 @@ class AxesParser {
       } while (take(","));
       if (!take("]")) expected("] or ,");
     }
+    axis_ends();
     return out;
+  }
+
+  // "1d" and "a:2b" would be two axes that look like one.
+  void axis_ends() {
+    if (!text_.empty() && (letter(text_[0]) || digit(text_[0]) || text_[0] == '_')) expected("a blank behind an axis");
   }
 
   std::string name(const char* what) {
@@ -167,11 +178,13 @@ class AxesParser {
     const auto it = sizes_.find(n);
     if (it == sizes_.end())
       bad_map(where_, "an unknown size", "a number or the name of a let line above", in_quotes(n));
+    lets_.push_back(n);
     return it->second;
   }
 
   std::string_view text_;
   const Sizes& sizes_;
+  std::vector<std::string> lets_;
   const std::string& where_;
 };
 

@@ -35,6 +35,7 @@ using Sizes = std::map<std::string, int64_t>;
 struct Axes {
   Layout theirs;
   std::vector<Layout> ours;  // empty: as theirs
+  std::vector<std::string> lets;  // the names of `sizes` that have a use here
 };
 Axes parse_axes(std::string_view text, const Sizes& sizes, const std::string& where);
 

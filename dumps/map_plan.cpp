@@ -11,6 +11,7 @@
 
 #include "dumps/error.h"
 #include "dumps/json.h"
+#include "dumps/map_ranks.h"
 #include "dumps/map_tables.h"
 #include "dumps/names.h"
 #include "dumps/text.h"
@@ -21,20 +22,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxTensors = 1000000;  // that one axis may become
+// Bytes that a mapped tensor may always have, and how many times the bytes of its sources a larger one.
+constexpr int64_t kManyBytes = int64_t(1) << 30, kMostRepeats = 256;
 
 // Ids are I64 in our dumps.
 bool holds_ids(const std::string& name) {
   const auto n = parse_tensor_name(name);
   return n && (n->phase == "ids" || n->phase == "greedy_ids" || n->phase.ends_with("_ids"));
 }
-
-// Tensors of theirs that one rule turns into the same tensors of ours: they differ in the gathered captures only.
-struct Group {
-  const Rule* rule;
-  const PassPrefix* pass;  // null: full names
-  Match fixed;             // captures that ours use, stars
-  std::vector<std::pair<Match, const DumpTensor*>> members;
-};
 
 class MapPlanner {
  public:
@@ -52,12 +47,18 @@ class MapPlanner {
     std::vector<std::string> order;
     std::vector<std::vector<size_t>> taken;
     assign(groups, order, taken);
-    for (const std::string& key : order) group(groups.at(key));
+    std::map<const Rule*, RankCounts> counts;
+    for (const auto& [key, g] : groups) count_ranks(g, counts[g.rule]);
+    for (const std::string& key : order) group(groups.at(key), counts.at(groups.at(key).rule));
     check_taken(taken);
     std::sort(out.outputs.begin(), out.outputs.end(),
               [](const Output& a, const Output& b) { return execution_key(a.line.name) < execution_key(b.line.name); });
     out.not_materialised = theirs.not_materialised();
-    out.not_materialised.insert(out.not_materialised.end(), map.absent.begin(), map.absent.end());
+    for (const std::string& n : out.not_materialised) check_absent(n, theirs.path().string() + ": not_materialised");
+    for (const Absent& a : map.absent) {
+      check_absent(a.name, map.at(a.line));
+      out.not_materialised.push_back(a.name);
+    }
     std::sort(out.not_materialised.begin(), out.not_materialised.end());
   }
 
@@ -223,23 +224,21 @@ class MapPlanner {
     }
   }
 
-  // The captures that a group gathers, in the order in which theirs name them, with their counts.
-  struct Gather {
-    std::string name;
-    int64_t n = 0;
-  };
+  // What a map excuses must not be there: a glob too wide would hide what a comparison should find.
+  void check_absent(const std::string& absent, const std::string& where) const {
+    auto it = names.find(absent);
+    if (absent.find('*') != std::string::npos)
+      it = std::find_if(names.begin(), names.end(), [&](const auto& n) { return glob_match(absent, n.first); });
+    if (it == names.end()) return;
+    bad_map(where, in_quotes(absent) + " is said to be absent, and fits a mapped tensor", "names that nothing becomes",
+            in_quotes(it->first) + " from " + in_quotes(it->second));
+  }
 
-  void group(Group& g) {
+  void group(const Group& g, const RankCounts& counts) {
     const std::string where = at(*g.rule) + ": " + g.members[0].second->name;
-    std::vector<Gather> gathers;
     const Pattern pattern = g.pass ? joined(g.pass->theirs, g.rule->theirs, where) : g.rule->theirs;
-    for (const std::string& c : pattern.captures()) {
-      if (g.fixed.captures.contains(c)) continue;
-      Gather x{c, 0};
-      for (const auto& [m, t] : g.members) x.n = std::max(x.n, std::min(m.captures.at(c), kMaxTensors) + 1);
-      gathers.push_back(x);
-    }
-    const std::vector<const DumpTensor*> grid = grid_of(g, gathers, where);
+    const std::vector<Gather> gathers = gathers_of(g, pattern, counts);
+    const std::vector<const DumpTensor*> grid = grid_of(g, gathers, at(*g.rule), where);
     const DumpTensor& first = *grid[0];
     const Rule& r = *g.rule;
     Sizes sizes;
@@ -268,42 +267,6 @@ class MapPlanner {
     }
   }
 
-  // Theirs in the order of the gathered captures; all must be there, of one kind.
-  static std::vector<const DumpTensor*> grid_of(const Group& g, const std::vector<Gather>& gathers,
-                                                const std::string& where) {
-    int64_t n = 1;
-    for (const Gather& x : gathers) {
-      if (__builtin_mul_overflow(n, x.n, &n) || n > kMaxTensors)
-        bad_map(where, fmt::format("{{{}}} is no number of a rank", x.name), "0, 1, ..., all of them",
-                std::to_string(x.n - 1));
-    }
-    std::vector<const DumpTensor*> grid(static_cast<size_t>(n));
-    for (const auto& [m, t] : g.members) {
-      int64_t at = 0;
-      for (const Gather& x : gathers) at = at * x.n + m.captures.at(x.name);
-      if (grid[size_t(at)]) bad_map(where, "two tensors of the same numbers", grid[size_t(at)]->name, t->name);
-      grid[size_t(at)] = t;
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const DumpTensor* t = grid[size_t(i)];
-      if (!t) {
-        std::string missing;
-        int64_t rest = i;
-        for (size_t k = gathers.size(); k-- > 0; rest /= gathers[k].n) {
-          missing =
-              fmt::format("{} = {}{}{}", gathers[k].name, rest % gathers[k].n, missing.empty() ? "" : ", ", missing);
-        }
-        bad_map(where, "a rank is missing", missing, fmt::format("{} of {} tensors", g.members.size(), n));
-      }
-      if (t->dtype != grid[0]->dtype || t->shape != grid[0]->shape) {
-        bad_map(t->name, "ranks of two kinds",
-                fmt::format("{} {} as in {}", name_of(grid[0]->dtype), shape_text(grid[0]->shape), grid[0]->name),
-                fmt::format("{} {}", name_of(t->dtype), shape_text(t->shape)));
-      }
-    }
-    return grid;
-  }
-
   // Without a layout of ours: theirs, with the part in place of the split and without axes of size 1 and gone ones.
   static Layout own_layout(const Layout& theirs, size_t part) {
     Layout out;
@@ -327,14 +290,16 @@ class MapPlanner {
 
   // Our tensors of one part: one, or one for each value of axes and table rows that stand in its name.
   void enumerate(const Group& g, const std::vector<Gather>& gathers, const std::vector<const DumpTensor*>& grid,
-                 size_t part, const View& view, const Layout& layout, const Pattern& pattern,
-                 const std::string& where) {
+                 size_t part, View view, const Layout& layout, const Pattern& pattern, const std::string& where) {
     const Template ours = g.pass ? joined(g.pass->ours, g.rule->ours[part]) : g.rule->ours[part];
     std::vector<std::pair<std::string, int64_t>> loops;  // name, count
     std::set<std::string> seen;
     int64_t total = 1;
     for (const std::string& c : ours.captures()) {
       if (g.fixed.captures.contains(c) || !seen.insert(c).second) continue;
+      for (const Limit& l : g.rule->limits) {
+        if (l.axis == c) limit_axis(view, l, limit_in_name(g, l, where), where);
+      }
       int64_t n = 0;
       if (const auto it = view.axes.find(c); it != view.axes.end()) {
         n = it->second.size;
@@ -360,6 +325,31 @@ class MapPlanner {
     }
   }
 
+  // The limit of an axis that stands in our name: how many tensors there are can't depend on which of them it is.
+  int64_t limit_in_name(const Group& g, const Limit& l, const std::string& where) {
+    if (l.table) {
+      std::vector<std::string> needed = l.table->name.captures();
+      if (!l.table->row.empty()) needed.push_back(l.table->row);
+      for (const std::string& c : needed) {
+        if (!g.fixed.captures.contains(c)) {
+          bad_map(where, "the limit of " + in_quotes(l.axis) + ", which stands in our name, changes with {" + c + "}",
+                  "one size, or a table of theirs alone", in_quotes(l.table->name.source));
+        }
+      }
+    }
+    return limit_of(theirs, l, g.fixed.captures, where);
+  }
+
+  static void limit_axis(View& v, const Limit& l, int64_t n, const std::string& where) {
+    const auto it = v.axes.find(l.axis);
+    if (it == v.axes.end()) bad_map(where, "the axis " + in_quotes(l.axis) + " of the limit is not in this part");
+    if (n < 0 || n > it->second.size)
+      bad_map(where, "more valid entries than the axis " + in_quotes(l.axis) + " has",
+              fmt::format("0 .. {}", it->second.size), std::to_string(n));
+    it->second.size = n;
+    if (!it->second.offsets.empty()) it->second.offsets.resize(size_t(n));
+  }
+
   void output(const Group& g, const std::vector<Gather>& gathers, const std::vector<const DumpTensor*>& grid,
               size_t part, const View& view, const Layout& layout, const Pattern& pattern, const Template& ours,
               const std::map<std::string, int64_t>& bound, const std::string& where) {
@@ -372,30 +362,25 @@ class MapPlanner {
     o.line.theirs = from_text(g, gathers, pattern);
     if (r.ours.size() > 1) o.line.theirs += fmt::format(", part {} of {}", part + 1, r.ours.size());
     View v = view;
+    // Before pages become positions: a limit of page or slot says how the cache was cut.
+    for (const Limit& l : r.limits) {
+      const bool in_name = bound.contains(l.axis) && v.axes.contains(l.axis);  // enumerate() applied it
+      if (in_name || (l.axis == "position" && r.pages)) continue;
+      limit_axis(v, l, limit_of(theirs, l, bound, where), where);
+    }
+    if (r.pages) v.axes["position"] = position_axis(theirs, r, v, o.line.name, bound, where);
     for (auto& [name, axis] : v.axes) {  // axes that stand in the name of ours
       const auto it = bound.find(name);
       if (it == bound.end()) continue;
       v.base += axis.offsets.empty() ? it->second * axis.stride : axis.offsets[size_t(it->second)];
       axis = {name, 1, 0, 0, {}};
     }
-    if (r.pages) v.axes["position"] = position_axis(theirs, r, v, o.line.name, bound, where);
-    for (const Limit& l : r.limits) {
-      if (l.axis == "position" && r.pages) continue;
-      const auto it = v.axes.find(l.axis);
-      if (it == v.axes.end()) bad_map(where, "the axis " + in_quotes(l.axis) + " of the limit is not in this part");
-      const int64_t n = limit_of(theirs, l, bound, where);
-      if (n < 0 || n > it->second.size)
-        bad_map(where, "more valid entries than the axis " + in_quotes(l.axis) + " has",
-                fmt::format("0 .. {}", it->second.size), std::to_string(n));
-      it->second.size = n;
-      if (!it->second.offsets.empty()) it->second.offsets.resize(size_t(n));
-    }
     // Ranks: axes of ours, or terms and replicas.
     const std::string& reduced = r.sum.empty() ? r.same : r.sum;
     o.walk.reduce = !r.sum.empty() ? Walk::Reduce::sum : !r.same.empty() ? Walk::Reduce::same : Walk::Reduce::none;
     if (o.walk.reduce == Walk::Reduce::sum && !is_float(o.line.dtype))
       bad_map(where, "a sum of what is no float", "F64, F32, F16 or BF16", std::string(name_of(o.line.dtype)));
-    place_ranks(o, v, gathers, grid, reduced);
+    place_ranks(o.walk, v, gathers, grid, reduced);
     for (const Axis& a : layout) {
       int64_t size = 1;
       for (const std::string& name : atoms_of({a})) {
@@ -420,54 +405,22 @@ class MapPlanner {
            std::all_of(names.begin(), names.end(), [&](const std::string& n) { return bound.contains(n); });
   }
 
-  static void place_ranks(Output& o, View& v, const std::vector<Gather>& gathers,
-                          const std::vector<const DumpTensor*>& grid, const std::string& reduced) {
-    int64_t replicas = 1, outer = 1, inner = 1;
-    for (const Gather& x : gathers) {
-      if (x.name == reduced) replicas = x.n;
+  // An index may repeat entries without end, and a whole tensor is held in memory: its bytes must be a number at all, and
+  // one that a repetition of heads explains.
+  static void check_size(const Output& o, const std::string& where) {
+    const int64_t wide = o.widen || o.walk.reduce == Walk::Reduce::sum ? 8 : int64_t(size_of(o.line.dtype));
+    int64_t bytes = wide, source = 0;
+    bool fits = true, empty = false;
+    for (int64_t d : o.line.shape) {
+      fits = fits && !__builtin_mul_overflow(bytes, std::max<int64_t>(d, 1), &bytes);
+      empty = empty || d == 0;
     }
-    bool behind = false;
-    for (const Gather& x : gathers) {
-      if (x.name == reduced) {
-        behind = true;
-      } else {
-        (behind ? inner : outer) *= x.n;
-      }
-    }
-    if (!behind) inner = 1;
-    int64_t stride = 1;
-    for (size_t k = gathers.size(); k-- > 0;) {
-      if (gathers[k].name == reduced) continue;
-      v.axes[gathers[k].name] = {gathers[k].name, gathers[k].n, 0, stride, {}};
-      stride *= gathers[k].n;
-    }
-    for (int64_t r = 0; r < replicas; ++r) {
-      std::vector<const DumpTensor*> sources;
-      for (int64_t a = 0; a < outer; ++a) {
-        for (int64_t b = 0; b < inner; ++b) sources.push_back(grid[size_t((a * replicas + r) * inner + b)]);
-      }
-      o.walk.sources.push_back(std::move(sources));
-      o.walk.replica_names.push_back(fmt::format("{} = {}", reduced, r));
-    }
-  }
-
-  static std::string from_text(const Group& g, const std::vector<Gather>& gathers, const Pattern& pattern) {
-    std::string out;
-    size_t star = 0;
-    for (const Pattern::Piece& p : pattern.pieces) {
-      if (p.kind == Pattern::Piece::Kind::literal) {
-        out += p.text;
-      } else if (p.kind == Pattern::Piece::Kind::star) {
-        out += g.fixed.stars.at(star++);
-      } else if (const auto it = g.fixed.captures.find(p.text); it != g.fixed.captures.end()) {
-        out += std::to_string(it->second);
-      } else {
-        for (const Gather& x : gathers) {
-          if (x.name == p.text) out += x.n == 1 ? "0" : fmt::format("0..{}", x.n - 1);
-        }
-      }
-    }
-    return out;
+    for (const DumpTensor* t : o.walk.sources[0]) source += int64_t(std::min(t->bytes(), size_t(1) << 42));
+    const int64_t most = std::max(kManyBytes, kMostRepeats * std::min(source, INT64_MAX / kMostRepeats));
+    if (fits && (empty || bytes <= most)) return;
+    bad_map(where, "the tensor " + in_quotes(o.line.name) + " would be absurdly large",
+            fmt::format("at most {}", bytes_text(uint64_t(most))),
+            shape_text(o.line.shape) + " " + std::string(name_of(o.line.dtype)));
   }
 
   void finish(Output o, const std::string& where) {
@@ -475,6 +428,7 @@ class MapPlanner {
       bad_map(where, "not a tensor name", "1 to 512 printable ASCII characters", in_quotes(o.line.name));
     const auto [it, added] = names.emplace(o.line.name, o.line.theirs);
     if (!added) bad_map(where, "two tensors get the name " + in_quotes(o.line.name), it->second, o.line.theirs);
+    check_size(o, where);
     const size_t n = o.walk.sources.size();
     simplify(o.walk);
     o.one_piece = !o.widen && is_one_piece(o.walk, &o.first);

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <map>
 
+#include "dumps/error.h"
 #include "dumps/map.h"
 #include "dumps/text.h"
 
 namespace assay {
 
-std::vector<nlohmann::ordered_json> map_records(const Mapping& mapping, const Dump& theirs, const std::string& file) {
+std::vector<nlohmann::ordered_json> map_records(const Mapping& mapping, const Dump& theirs, const std::string& file,
+                                                const std::string& out_folder, const std::vector<std::string>& faults) {
   std::vector<nlohmann::ordered_json> out;
   out.push_back({{"record", "map"},
                  {"version", 1},
@@ -28,8 +30,34 @@ std::vector<nlohmann::ordered_json> map_records(const Mapping& mapping, const Du
                    {"shape", l.shape},
                    {"from_shape", l.their_shape}});
   }
+  out.push_back({{"record", "map_verdict"},
+                 {"exit_code", int(faults.empty() ? kPass : kMismatch)},
+                 {"out", out_folder},
+                 {"faults", faults}});
   return out;
 }
+
+namespace {
+
+constexpr size_t kShownFaults = 10;
+
+std::string render_verdict(const nlohmann::ordered_json& head, const nlohmann::ordered_json& verdict, bool verbose) {
+  const std::string folder = verdict.at("out");
+  const auto faults = verdict.at("faults").get<std::vector<std::string>>();
+  if (faults.empty()) {
+    if (!folder.empty()) return fmt::format("next     assay compare BASE {} --preset f32\n", shell_word(folder));
+    return fmt::format("next     assay compare BASE {} --map {} --preset f32\n", shell_word(head.at("theirs")),
+                       shell_word(head.at("map")));
+  }
+  std::string out = fmt::format("FAIL     {} tensors whose replicas differ{}\n", faults.size(),
+                                folder.empty() ? "" : "; nothing was written");
+  const size_t shown = verbose ? faults.size() : std::min(faults.size(), kShownFaults);
+  for (size_t i = 0; i < shown; ++i) out += "  " + faults[i] + "\n";
+  if (shown < faults.size()) out += fmt::format("  and {} more (--verbose)\n", faults.size() - shown);
+  return out;
+}
+
+}  // namespace
 
 std::string render_map(const std::vector<nlohmann::ordered_json>& records, bool verbose) {
   const nlohmann::ordered_json& head = records.at(0);
@@ -72,6 +100,7 @@ std::string render_map(const std::vector<nlohmann::ordered_json>& records, bool 
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
   }
+  if (records.back().at("record") == "map_verdict") out += render_verdict(head, records.back(), verbose);
   return out;
 }
 

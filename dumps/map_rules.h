@@ -75,6 +75,12 @@ struct PassPrefix {
   Template ours;
 };
 
+/// A phase that they do not write.
+struct Absent {
+  int line = 0;
+  std::string name;  // may hold *
+};
+
 /// A name of letters, digits and _, beginning with a letter; Error{malformed} says that it is not the name of `what`.
 std::string identifier(std::string_view s, const std::string& where, const char* what);
 /// A whole number from 0.
@@ -94,7 +100,7 @@ struct DumpMap::Impl {
   std::string where;  // the file
   std::vector<mapping::Rule> rules;
   std::vector<mapping::PassPrefix> passes;
-  std::vector<std::string> absent;  // may hold *
+  std::vector<mapping::Absent> absent;
   mapping::Sizes sizes;
   std::string at(int line) const { return where + ":" + std::to_string(line); }
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "dumps/error.h"
@@ -86,7 +87,9 @@ int64_t limit_of(const Dump& theirs, const Limit& l, const std::map<std::string,
   if (row >= t.elements() || (l.table->row.empty() && t.elements() != 1)) {
     bad_map(where, "the table " + t.name + " of lengths", fmt::format("{} numbers", row + 1), shape_text(t.shape));
   }
-  return int_at(t, row);
+  const int64_t n = int_at(t, row);
+  if (n < 0) bad_map(fmt::format("{} [{}]", t.name, row), "a negative length", "0 or more", std::to_string(n));
+  return n;
 }
 
 ViewAxis position_axis(const Dump& theirs, const Rule& rule, const View& view, const std::string& name,
@@ -103,11 +106,11 @@ ViewAxis position_axis(const Dump& theirs, const Rule& rule, const View& view, c
     bad_map(where, "the block table " + table.name + " has no such row", fmt::format("0 .. {}", table.shape[0] - 1),
             std::to_string(row));
   }
-  int64_t positions = -1;
+  std::optional<int64_t> said;
   for (const Limit& l : rule.limits) {
-    if (l.axis == "position") positions = limit_of(theirs, l, bound, where);
+    if (l.axis == "position") said = limit_of(theirs, l, bound, where);
   }
-  if (positions < 0) positions = known_positions(theirs, name, where);
+  const int64_t positions = said ? *said : known_positions(theirs, name, where);
   if (positions > kMaxPositions || slot.size < 1 || (positions + slot.size - 1) / slot.size > blocks) {
     bad_map(where, "the block table " + table.name + " is too short", fmt::format("pages for {} positions", positions),
             fmt::format("{} pages of {} slots", blocks, slot.size));

@@ -1,15 +1,15 @@
-// Every layout of MAP.md on small tensors that can be checked by hand, planted faults E1 to E4, and what maps refuse.
+// Every layout of MAP.md on small tensors that can be checked by hand, and planted faults E1 to E4. What maps refuse:
+// map_refusals_test.cpp.
 #include "dumps/map.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <numeric>
 #include <random>
 
-#include "dumps/compare_test_dumps.h"
 #include "dumps/error.h"
 #include "dumps/map_gather.h"
+#include "dumps/map_test_dumps.h"
 #include "dumps/metrics.h"
 #include "dumps/rows.h"
 #include "dumps/schema_for_tests.h"
@@ -17,44 +17,7 @@
 namespace assay {
 namespace {
 
-using namespace testing_dumps;
-using Json = nlohmann::ordered_json;
-
-std::vector<double> count(int64_t n, double from = 0) {
-  std::vector<double> out(static_cast<size_t>(n));
-  std::iota(out.begin(), out.end(), from);
-  return out;
-}
-
-std::vector<double> values(const Dump& d, const std::string& name) {
-  const DumpTensor* t = d.find(name);
-  if (!t) throw std::runtime_error("no tensor " + name);
-  std::vector<double> out;
-  for (int64_t i = 0; i < t->elements(); i++) out.push_back(value_at(t->dtype, t->data, i));
-  return out;
-}
-
-std::vector<int64_t> shape(const Dump& d, const std::string& name) {
-  return d.find(name)->shape;
-}
-
-Dump map_dump(const Dump& theirs, const std::string& text) {
-  return Mapping(theirs, DumpMap::parse(text, "m")).dump();
-}
-
-class Maps : public testing::Test {
- protected:
-  Folder f;
-  Dump theirs(const std::vector<Values>& v, const Json& manifest = Json::object()) {
-    DumpOptions o;
-    o.manifest = manifest;
-    return write_dump(f / "theirs", v, o);
-  }
-  Dump ours(const std::vector<Values>& v) { return write_dump(f / "ours", v); }
-};
-
-using V = std::vector<double>;
-using S = std::vector<int64_t>;
+using namespace testing_maps;
 
 TEST_F(Maps, NamesPassesCapturesAndStars) {
   const Dump d = map_dump(theirs({{"s0/h.3.norm", {1, 2}, {1, 2}},
@@ -206,33 +169,6 @@ TEST_F(Maps, ReplicasMustAgree) {
   EXPECT_THROW(Dump::open(f / "out"), Error);
 }
 
-// A cache of 3 pages of 2 slots, 2 kv heads, head_dim 1; keys and values in one tensor; sequence 0 has 3 positions, 1
-// has 2. Value: 100 * (v?) + 10 * position + head, of sequence 1 negative.
-struct Paged {
-  std::vector<double> cache;
-  std::vector<double> table;
-};
-Paged paged(const std::vector<int>& pages) {
-  Paged out;
-  out.cache.assign(2 * 3 * 2 * 2, 999);
-  auto put = [&](int kv, int page, int slot, int head, double x) {
-    out.cache[size_t(((kv * 3 + page) * 2 + slot) * 2 + head)] = x;
-  };
-  for (int kv = 0; kv < 2; kv++) {
-    for (int h = 0; h < 2; h++) {
-      for (int p = 0; p < 3; p++) put(kv, pages[size_t(p / 2)], p % 2, h, 100 * kv + 10 * p + h + 1);
-      for (int p = 0; p < 2; p++) put(kv, pages[2], p % 2, h, -(100 * kv + 10 * p + h + 1));
-    }
-  }
-  out.table = {double(pages[0]), double(pages[1]), double(pages[2]), -1};
-  return out;
-}
-const char* const kPaged =
-    "kv.{L} -> prompt{P}/state/after_prefill/layer.{L}/k | v"
-    " : (1|1) page slot head d => head position d | head position d, pages table[P]\n";
-const Json kTwoPrompts = {
-    {"prompts", {{{"name", "prompt0"}, {"ids", {1, 2, 3}}}, {{"name", "prompt1"}, {"ids", {4, 5}}}}}};
-
 TEST_F(Maps, PagesGoToPositionsAndE3IsFound) {
   const Paged right = paged({2, 0, 1});
   auto dump = [&](const Paged& p) {
@@ -304,6 +240,24 @@ TEST_F(Maps, IdsAreWidenedAndAbsentPhasesAreExcused) {
   EXPECT_EQ(record_of(r, "prompt0/prefill/0/layer.0/q_norm").kind, "not_materialised");
 }
 
+TEST_F(Maps, LimitsComeBeforePagesAndNames) {
+  const Dump d = theirs({{"x", {4, 1, 2}, count(8)},
+                         {"kv", {2, 4, 1}, count(8)},
+                         {"bt", {2}, {1, 0}, DType::i32},
+                         {"n", {4}, {1, 1, 1, 1}, DType::i32}});
+  const std::string rest = "\nignore *\n", x = "x -> prompt{batch}/prefill/0/embed : batch token f => token f, ";
+  const Dump m = map_dump(d, x + "batch < 3" + rest);
+  EXPECT_EQ(values(m, "prompt2/prefill/0/embed"), V({4, 5}));
+  EXPECT_FALSE(m.find("prompt3/prefill/0/embed"));
+  EXPECT_EQ(refusal([&] { map_dump(d, x + "batch < n[batch]" + rest); }).substr(0, 78),
+            "m:1: x: the limit of \"batch\", which stands in our name, changes with {batch}; ");
+  // The fourth slot of each page holds no position.
+  const std::string kv = "kv -> c : page slot d => position d, pages bt, position < ";
+  EXPECT_EQ(values(map_dump(d, kv + "6, slot < 3" + rest), "c"), V({4, 5, 6, 0, 1, 2}));
+  EXPECT_EQ(refusal([&] { map_dump(d, kv + "2, page < 1" + rest); }),
+            "bt [0]: a page outside of the cache; wanted 0 .. 0, found 1");
+}
+
 // Random shapes: what a map moves, its inverse moves back.
 TEST_F(Maps, InversesGiveTheBytesBack) {
   const unsigned seed = std::random_device{}();
@@ -355,7 +309,7 @@ TEST_F(Maps, WrittenIsWhatIsCompared) {
   EXPECT_EQ(mapping.lines()[0].how, "moved");
   EXPECT_EQ(mapping.lines()[0].line, 1);
   const Schema schema = Schema::read(std::filesystem::path(__FILE__).parent_path() / "schemas" / "record.schema.json");
-  for (const Json& r : map_records(mapping, from, "shards.map")) EXPECT_EQ(schema.check(r), "") << r.dump();
+  for (const Json& r : map_records(mapping, from, "shards.map", "", {})) EXPECT_EQ(schema.check(r), "") << r.dump();
 }
 
 TEST(RoundTo, EveryValueOf16BitsAndTheMiddlesBetweenThem) {
@@ -380,181 +334,6 @@ TEST(RoundTo, EveryValueOf16BitsAndTheMiddlesBetweenThem) {
     mapping::round_to(type, kNaN, reinterpret_cast<std::byte*>(&found));
     EXPECT_EQ(found, type == DType::f16 ? 0x7e00 : 0x7fc0);
   }
-}
-
-std::string refusal(const std::function<void()>& job) {
-  try {
-    job();
-  } catch (const Error& e) {
-    return e.exit_code() == kUsage ? e.what() : std::string("exit code ") + std::to_string(e.exit_code());
-  }
-  return "accepted";
-}
-
-TEST(MapFiles, WhatIsWrongIsSaidWithItsLine) {
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"", "m: a map without rules"},
-      {"# only words\n", "m: a map without rules"},
-      {"  a -> b", "m:1: a continued line, and none before it"},
-      {"a -> b\nwhat is this", "m:2: the line can't be read"},
-      {"a ->", "m:1: a name of ours is missing"},
-      {"a -> b c", "m:1: the names of ours can't be read"},
-      {"a -> b |", "m:1: a name of ours is missing"},
-      {"a -> b :", "m:1: nothing behind the colon"},
-      {"a -> /b", "m:1: one side with a full name, the other without"},
-      {"a{ -> b", "m:1: a { without }"},
-      {"a} -> b", "m:1: a } without {"},
-      {"a{1} -> b", "m:1: not the name of a capture"},
-      {"a{R}{S} -> b{R}{S}", "m:1: nothing between two captures"},
-      {"a{R}.{R} -> b{R}", "m:1: {R} twice in one name"},
-      {"a\xc3\xa4 -> b", "m:1: a name with odd bytes"},
-      {"a -> b{L}", "m:1: {L} of ours is not in theirs"},
-      {"a{L} -> b", "m:1: {L} has no use; wanted {L} in ours, L among our axes, sum L or same L"},
-      {"a -> b*", "m:1: more * in ours than in theirs"},
-      {"a{L} -> b{L*2}", "m:1: not the name of a capture"},
-      {"a{L} -> b{L-x}", "m:1: not a capture; wanted {L}, {L+1} or {L-1}"},
-      {"let d = 0\na -> b", "m:1: not a size"},
-      {"let d = e\na -> b", "m:1: not a size"},
-      {"let d = 99999999999999999999\na -> b", "m:1: not a size"},
-      {"let d = 1\nlet d = 2\na -> b", "m:2: the size \"d\" is given twice"},
-      {"let 1d = 2\na -> b", "m:1: not the name of a size"},
-      {"pass a/ b/\na -> b", "m:1: the line can't be read; wanted pass THEIRS -> OURS"},
-      {"pass a/ -> b/\n/a -> /b", "m:1: a pass, and no rule for it"},
-      {"rows a -> b c\n", "m:1: the line can't be read; wanted rows OURS = THEIRS"},
-      {"rows a b\na -> b", "m:1: the line can't be read; wanted rows OURS = THEIRS"},
-      {"ignore\na -> b", "m:1: ignore takes one name"},
-      {"absent x{L}\na -> b", "m:1: a capture under absent"},
-      {"a -> b | c : token (x y)", "m:1: as many names of ours as parts of the split; wanted 1 names, found 2"},
-      {"a -> b : token (x | y)", "m:1: as many names of ours as parts of the split; wanted 2 names, found 1"},
-      {"a -> b | c : token (x | y) => token x", "m:1: as many layouts of ours as names; wanted 2, found 1"},
-      {"a -> b : token (x", "m:1: the axes can't be read; wanted ), found the end of the line"},
-      {"a -> b : token x)", "m:1: the axes can't be read"},
-      {"a -> b : token ()", "m:1: the axes can't be read; wanted an axis"},
-      {"a -> b : token 2", "m:1: an axis without a name; wanted 1, or NAME:SIZE"},
-      {"a -> b : token x:y", "m:1: an unknown size"},
-      {"a -> b : token x:0", "m:1: the axes can't be read; wanted a whole number from 1"},
-      {"a -> b : token x[3:3]", "m:1: an empty range"},
-      {"a -> b : token x[1", "m:1: the axes can't be read; wanted ] or ,"},
-      {"a -> b : token x => token x:2", "m:1: a size among our axes"},
-      {"a -> b : token x => token x[0]", "m:1: an index among our axes"},
-      {"a -> b : token x => token (x|token)", "m:1: a split among our axes"},
-      {"a -> b|c : token x", "m:1: a | within a name"},
-      {"a -> b | c : (x|y) (z|w)", "m:1: two splits in one rule"},
-      {"a -> b : token x => token", "m:1: the axis \"x\" of theirs is not among ours"},
-      {"a -> b : token x => token y x", "m:1: the axis \"y\" of ours is not among theirs"},
-      {"a -> b : token x => token x x", "m:1: the axis \"x\" stands twice among ours"},
-      {"a -> b : token x, token y", "m:1: a clause twice"},
-      {"a -> b : sum", "m:1: sum takes one capture"},
-      {"a -> b : sum R", "m:1: {R} is not in theirs"},
-      {"a{R} -> b{R} : sum R", "m:1: {R} is in ours and gathered"},
-      {"a{R} -> b : token x => token (R x), same R", "m:1: {R} is gathered and an axis of ours"},
-      {"a{R} -> b : token R => token R", "m:1: \"R\" is an axis and a capture"},
-      {"a -> b : , token x", "m:1: an empty clause"},
-      {"a -> b : pages t", "m:1: pages without their axes"},
-      {"a -> b : page slot d, pages t", "m:1: pages without a layout of ours"},
-      {"a -> b : page slot d => d, pages t", "m:1: the axis \"position\" of theirs is not among ours"},
-      {"a -> b : page slot d => position d, pages t[P]", "m:1: [P] of a table is not among ours"},
-      {"a -> b : token " + std::string(40, '(') + "x" + std::string(40, ')'), "m:1: parentheses are nested too deep"},
-  };
-  for (const auto& [text, wanted] : bad) {
-    const std::string found = refusal([&t = text] { DumpMap::parse(t, "m"); });
-    EXPECT_EQ(found.substr(0, wanted.size()), wanted) << "of the map:\n" << text << "\n-> " << found;
-  }
-  EXPECT_EQ(refusal([] { DumpMap::read("/nowhere/x.map"); }).substr(0, 38), "/nowhere/x.map: the map can't be read;");
-}
-
-TEST_F(Maps, WhatDoesNotFitADumpIsSaidWithItsTensor) {
-  const Dump d = theirs({{"r0/x", {2, 6}, count(12)},
-                         {"r1/x", {2, 6}, count(12)},
-                         {"n", {2}, {0, 5}, DType::i32},
-                         {"u/y", {4}, count(4)}},
-                        kTwoPrompts);
-  const std::string rest = "\nignore *\n";
-  const std::vector<std::pair<std::string, std::string>> bad = {
-      {"r0/x -> a\nr1/x -> b", "m: no line takes \"n\" and 1 more tensors"},
-      {"r{R}/x -> a{R}\nz -> c" + rest, "m:2: the line takes no tensor; wanted \"z\", found none"},
-      {"r{R}/x -> a{R}\nr0/x -> c" + rest,
-       "m:2: the line takes no tensor; wanted \"r0/x\", found 1 such tensors, all taken by lines above"},
-      {"pass r{R}/ -> p{R}/\npass q/ -> q/\nx -> a" + rest, "m:2: the pass takes no tensor; wanted \"q/\", found none"},
-      {"r0/x -> a\nr1/x -> a" + rest, "m:2: r1/x: two tensors get the name \"a\"; wanted r0/x, found r1/x"},
-      {"r{R}/x -> a{R-1}" + rest, "m:1: r0/x: {R} gives a number below 0"},
-      {"r{R}/x -> a : token f g => token (R f g)" + rest, "m:1: r0/x: another number of axes; wanted 3, found [2, 6]"},
-      {"r{R}/x -> a : token f:5 => token (R f)" + rest,
-       "m:1: r0/x: axis 1 of [2, 6] has another size; wanted 5, found 6"},
-      {"r{R}/x -> a : token (f g) => token (R f g)" + rest,
-       "m:1: r0/x: the size of \"f\" can't be told from the shape [2, 6]"},
-      {"r{R}/x -> a : token (f g:4) => token (R f g)" + rest,
-       "m:1: r0/x: axis 1 of [2, 6] can't be cut so; wanted 4 * f, found 6"},
-      {"r{R}/x -> a | b : token (f | f | f)" + rest, "m:1: as many names"},
-      {"r{R}/x -> a : token (f f) => token (R f)" + rest, "m:1: r0/x: the size of \"f\""},
-      {"r{R}/x -> a : token f[7] => token (R f)" + rest,
-       "m:1: r0/x: the index of \"f\" leaves the axis; wanted 0 to 5, found 7"},
-      {"r{R}/x -> a : token f => token (R f), token < 3" + rest,
-       "m:1: r0/x: more valid entries than the axis \"token\" has; wanted 0 .. 2, found 3"},
-      {"r{R}/x -> a : token f => token (R f), token < n" + rest,
-       "m:1: r0/x: the table n of lengths; wanted 1 numbers, found [2]"},
-      {"r{R}/x -> a : token f => token (R f), token < u/y" + rest,
-       "u/y: a table of an odd type; wanted integers, found F32"},
-      {"r{R}/x -> a : token f => token (R f), token < w" + rest, "m:1: r0/x: the table \"w\" is not in the dump"},
-      {"r{R}/x -> a : token f:9223372036854775806 => token (R f)" + rest,
-       "m:1: r0/x: axis 1 of [2, 6] has another size"},
-      {"r{R}/x -> a : token (f:4611686018427387904 g:4) => token (R f g)" + rest,
-       "m:1: r0/x: the sizes of the axes overflow"},
-      {"n -> a : sum n", "m:1: {n} is not in theirs"},
-      {"*/x -> a" + rest, "m:1: r1/x: two tensors get the name \"a\""},
-      {"r{R}/x -> " + std::string(600, 'a') + "{R}" + rest, "m:1: r0/x: not a tensor name"},
-  };
-  for (const auto& [text, wanted] : bad) {
-    const std::string found = refusal([&, &t = text] { map_dump(d, t); });
-    EXPECT_EQ(found.substr(0, wanted.size()), wanted) << "of the map:\n" << text << "\n-> " << found;
-  }
-  const Dump ranks = theirs({{"r0/x", {2, 6}, count(12)},
-                             {"r2/x", {2, 6}, count(12)},
-                             {"s0/x", {2, 6}, count(12)},
-                             {"s1/x", {2, 5}, count(10)},
-                             {"i0", {1}, {1}, DType::i32},
-                             {"i1", {1}, {1}, DType::i32},
-                             {"q987654321987654321/x", {1}, {1}}});
-  for (const auto& [text, wanted] : std::vector<std::pair<std::string, std::string>>{
-           {"r{R}/x -> a : sum R", "m:1: r0/x: a rank is missing; wanted R = 1, found 2 of 3 tensors"},
-           {"s{R}/x -> a : sum R", "s1/x: ranks of two kinds; wanted F32 [2, 6] as in s0/x, found F32 [2, 5]"},
-           {"i{R} -> a : sum R", "m:1: i0: a sum of what is no float"},
-           {"q{R}/x -> a : sum R", "m:1: q987654321987654321/x: {R} is no number of a rank"}}) {
-    EXPECT_EQ(refusal([&, &t = text] { map_dump(ranks, t + rest); }).substr(0, wanted.size()), wanted);
-  }
-}
-
-TEST_F(Maps, BlockTablesAreNotBelieved) {
-  const Paged p = paged({2, 0, 1});
-  const std::vector<std::pair<V, std::string>> bad = {
-      {{3, 0, 1, -1}, "table [0]: a page outside of the cache; wanted 0 .. 2, found 3"},
-      {{2, -1, 1, -1}, "table [1]: a page outside of the cache; wanted 0 .. 2, found -1"},
-      {{2, 2, 1, -1}, "table [1]: a page twice in one sequence; wanted each page once, found 2"},
-  };
-  for (const auto& [table, wanted] : bad) {
-    const Dump d = theirs({{"kv.0", {2, 3, 2, 2, 1}, p.cache}, {"table", {2, 2}, table, DType::i32}}, kTwoPrompts);
-    EXPECT_EQ(refusal([&] { map_dump(d, kPaged); }).substr(0, wanted.size()), wanted);
-  }
-  auto with = [&](S table_shape, V table, const Json& manifest) {
-    return theirs({{"kv.0", {2, 3, 2, 2, 1}, p.cache}, {"table", std::move(table_shape), std::move(table), DType::i32}},
-                  manifest);
-  };
-  EXPECT_NE(refusal([&] {
-              map_dump(with({4}, p.table, kTwoPrompts), kPaged);
-            }).find("the block table table; wanted [sequences, blocks]"),
-            std::string::npos);
-  EXPECT_NE(refusal([&] {
-              map_dump(with({4, 1}, p.table, kTwoPrompts), kPaged);
-            }).find("too short; wanted pages for 3 positions, found 1 pages of 2 slots"),
-            std::string::npos);
-  EXPECT_NE(refusal([&] {
-              map_dump(with({2, 2}, p.table, Json::object()), kPaged);
-            }).find("the number of valid positions is not known"),
-            std::string::npos);
-  // Said in the rule, nobody needs the manifest.
-  const std::string said = std::string(kPaged).substr(0, std::string(kPaged).size() - 1) + ", position < 2\n";
-  EXPECT_EQ(values(map_dump(with({2, 2}, p.table, Json::object()), said), "prompt0/state/after_prefill/layer.0/k"),
-            V({1, 11, 2, 12}));
 }
 
 }  // namespace

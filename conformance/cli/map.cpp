@@ -7,6 +7,7 @@
 #include "dumps/error.h"
 #include "dumps/map.h"
 #include "dumps/suggest.h"
+#include "dumps/text.h"
 
 namespace assay::cli {
 namespace {
@@ -21,27 +22,34 @@ int apply(const MapCommand& o) {
   const Dump theirs = Dump::open(o.paths[0]);
   const DumpMap map = DumpMap::read(o.map);
   const Mapping mapping(theirs, map);
-  const auto records = map_records(mapping, theirs, o.map);
   std::vector<std::string> faults;
-  if (!o.out.empty()) {
+  if (o.out.empty()) {
+    faults = mapping.faults();
+  } else {
     DumpWriter::Options options;
     options.dir = o.out;
     options.replace = o.force;
     faults = mapping.write(options);
   }
+  const auto records = map_records(mapping, theirs, o.map, o.out, faults);
   if (!o.json.empty()) write_records(o.json, records);
   if (o.json != "-") std::cout << render_map(records, o.verbose);
-  if (!faults.empty()) {
-    std::cout << fmt::format("FAIL     {} tensors whose replicas differ; nothing was written\n", faults.size());
-    for (size_t i = 0; i < faults.size() && (i < 10 || o.verbose); ++i) std::cout << "  " << faults[i] << "\n";
-    return kMismatch;
+  return faults.empty() ? kPass : kMismatch;
+}
+
+// What would have no effect is refused: who says --json waits for records.
+void refuse_unused(const MapCommand& o) {
+  const auto refuse = [](const char* option, const char* wanted) {
+    throw Error(ErrorKind::usage, option, "has no effect here", wanted);
+  };
+  if (o.force && o.out.empty()) refuse("--force", "--out, whose dump or file it replaces");
+  if (!o.suggest) return;
+  if (!o.json.empty()) refuse("--json", "--map; a suggestion is a map file (--out)");
+  if (o.verbose) refuse("--verbose", "--map; a suggestion holds all of its lines");
+  if (!o.out.empty() && o.out != "-" && !o.force && is_there(o.out)) {
+    throw Error(ErrorKind::usage, o.out, "the file is there already", "a new name", {},
+                "Choose another --out or replace it with --force");
   }
-  if (o.json != "-") {
-    std::cout << (o.out.empty()
-                      ? fmt::format("next     assay compare BASE {} --map {} --preset f32\n", o.paths[0], o.map)
-                      : fmt::format("next     assay compare BASE {} --preset f32\n", o.out));
-  }
-  return kPass;
 }
 
 int propose(const MapCommand& o) {
@@ -56,15 +64,16 @@ int propose(const MapCommand& o) {
   } else {
     write_text(o.out, s.text);
   }
-  const std::string file = o.out.empty() ? "FILE" : o.out;
+  const std::string file = o.out.empty() || o.out == "-" ? "FILE" : shell_word(o.out);
   std::cerr << fmt::format(
       "{} rules agree with {}, {} lines are for you to decide (# ?); nothing was applied\nnext     assay map {} --map "
       "{}\n",
-      s.rules, o.paths[0], s.unsure, o.paths[1], file);
+      s.rules, o.paths[0], s.unsure, shell_word(o.paths[1]), file);
   return kPass;
 }
 
 int run(const MapCommand& o) {
+  refuse_unused(o);
   if (o.suggest) return propose(o);
   if (o.map.empty()) throw Error(ErrorKind::usage, "assay map", "no map", "--map FILE, or --suggest");
   if (o.paths.size() != 1) {
@@ -85,7 +94,7 @@ void add_map(CLI::App& app, int& code) {
   c->add_option("--out", o->out, "write the mapped dump into this folder; of --suggest the map into this file");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_flag("--verbose", o->verbose, "a line per tensor");
-  c->add_flag("--force", o->force, "replace a finished dump");
+  c->add_flag("--force", o->force, "replace a finished dump; of --suggest the file of --out");
   c->footer(
       "Example:\n  assay map /tmp/theirs --map their.map\n  assay map /tmp/theirs --map their.map --out /tmp/mapped\n"
       "  assay map --suggest goldens/official/qwen3-odd /tmp/theirs --out their.map");
