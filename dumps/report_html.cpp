@@ -43,19 +43,33 @@ std::string tolerance_html(const Json& head) {
   return escape(out);
 }
 
+bool has_count(const Json& summary, const char* key) {
+  const Json* n = find(summary, {key});
+  return n && n->is_number_integer();
+}
+
+/// Why a comparison without a first divergence is no pass: by what the summary holds, not by what it lacks.
+std::string why_not(const Json& s) {
+  if (has_count(s, "compared") && integer(s, {"compared"}) == 0) return "Nothing was compared.";
+  if (integer(s, {"failed"}) > 0) return fmt::format("{} tensors failed.", integer(s, {"failed"}));
+  if (has_count(s, "near_ties") && has_count(s, "max_near_ties")) {
+    return fmt::format("{} near ties, at most {} are allowed.", integer(s, {"near_ties"}),
+                       integer(s, {"max_near_ties"}));
+  }
+  return "The summary does not say that it is a pass.";
+}
+
 std::string summary_card(const Comparison& c) {
   static const Json kNothing = Json::object();
   const Json& head = c.head ? *c.head : kNothing;
   const Json& s = c.summary ? *c.summary : kNothing;
-  const bool pass = c.summary && integer(s, {"exit_code"}) == 0 && text(s, "verdict") == "pass";
+  const bool pass = passed(c);
   const std::string level = !text(s, "level").empty() ? text(s, "level") : text(head, "level");
   std::string sentence =
       !c.summary                              ? "The records end before the verdict."
       : find(s, {"first_divergence", "text"}) ? "First at " + text(*find(s, {"first_divergence"}), "text")
       : pass                                  ? "Everything that was compared agrees at this level."
-      : integer(s, {"compared"}) == 0         ? "Nothing was compared."
-                                      : fmt::format("{} near ties, at most {} are allowed.", integer(s, {"near_ties"}),
-                                                    integer(s, {"max_near_ties"}));
+                                              : why_not(s);
   std::string out = fmt::format(
       "<div class=\"card\"><div class=\"verdict\"><span class=\"badge {}\">{}</span><p>{}</p></div>\n<dl>\n",
       pass ? "pass" : "fail",
@@ -82,7 +96,7 @@ std::string summary_card(const Comparison& c) {
                                     {"missing", "missing"},
                                     {"extra", "extra"}}) {
       counts += fmt::format("{}<span data-count=\"{}\">{}</span> {}", counts.empty() ? "" : ", ", key,
-                            integer(s, {key}), word);
+                            has_count(s, key) ? std::to_string(integer(s, {key})) : "–", word);
     }
     out += entry("counts", counts);
     out += entry("read", fmt::format("{} values, {}", integer(s, {"elements"}),
@@ -112,6 +126,32 @@ std::string absent(const Material& m) {
   return out;
 }
 
+/// The end of the page: records that no part shows, and what of a record can't be drawn.
+Section not_shown(const Material& m) {
+  constexpr size_t kMost = 20;  // names; a count says how many more
+  std::string list;
+  for (const auto& [kind, n] : m.unknown) {
+    list += fmt::format("<li>{} records of the kind “{}” are not shown here.</li>\n", n, escape(kind));
+  }
+  size_t odd = 0;
+  for (const Comparison& c : m.comparisons) {
+    for (const Json* t : c.tensors) {
+      bool is_odd = false;
+      strip_of(*t, &is_odd);
+      if (!is_odd || odd++ >= kMost) continue;
+      const auto shown = [&](const char* key) {
+        const Json* x = find(*t, {key});
+        return x ? plain(*x) : "absent";
+      };
+      list += fmt::format(
+          "<li><code>{}</code>: its errors by position are not drawn: row_position {}, rows_per_bin {}</li>\n",
+          escape(text(*t, "name")), escape(shown("row_position")), escape(shown("rows_per_bin")));
+    }
+  }
+  if (odd > kMost) list += fmt::format("<li>{} more tensors without a place for such errors</li>\n", odd - kMost);
+  return {"not-shown", "Not shown", list.empty() ? "" : "<ul class=\"plain\">\n" + list + "</ul>\n"};
+}
+
 std::string page(const std::vector<Json>& records) {
   const Material m = sort_out(records);
   std::string cards;
@@ -128,14 +168,12 @@ std::string page(const std::vector<Json>& records) {
   if (const std::string missing = absent(m); !missing.empty()) {
     cards += fmt::format("<p class=\"note\">Not in these records: {}.</p>\n", missing);
   }
-  for (const auto& [kind, n] : m.unknown) {
-    cards += fmt::format("<p class=\"note\">{} records of the kind “{}” are not shown here.</p>\n", n, escape(kind));
-  }
+  if (Section s = not_shown(m); !s.body.empty()) sections.push_back(std::move(s));
 
   std::string title = "Assay report";
   if (m.comparisons.size() == 1 && m.comparisons[0].summary) {
-    title = fmt::format("{} at {}", integer(*m.comparisons[0].summary, {"exit_code"}) == 0 ? "Pass" : "Mismatch",
-                        text(*m.comparisons[0].summary, "level"));
+    const std::string level = text(*m.comparisons[0].summary, "level");
+    title = (passed(m.comparisons[0]) ? "Pass" : "Mismatch") + (level.empty() ? "" : " at " + level);
   }
   std::string out = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
@@ -163,6 +201,12 @@ std::string page(const std::vector<Json>& records) {
 }
 
 }  // namespace
+
+bool passed(const Comparison& c) {
+  const Json* code = c.summary ? find(*c.summary, {"exit_code"}) : nullptr;
+  return code && code->is_number_integer() && *code == 0 && text(*c.summary, "verdict") == "pass";
+}
+
 }  // namespace assay::report
 
 std::string assay::render_html(const std::vector<nlohmann::ordered_json>& records) {

@@ -45,7 +45,7 @@ std::string cell_text(const Cell& c) {
       out = "≠";
       break;
     case Kind::value:
-      out = std::isinf(c.value) ? "inf" : c.value > 0 ? fmt::format("{:.1f}", std::log10(c.value)) : "±0";
+      out = std::isnan(c.value) ? "NaN" : std::isinf(c.value) ? "inf" : c.value > 0 ? fmt::format("{:.1f}", std::log10(c.value)) : "±0";
       if (out == "-0.0") out = "0.0";
       break;
   }
@@ -59,7 +59,7 @@ std::string cell_title(const Cell& c, const std::string& measure) {
   if (c.kind == Kind::unmeasured) out = "other bits, not measured";
   if (c.kind == Kind::missing) out = "missing";
   if (c.kind == Kind::skipped) out = "not compared";
-  if (c.failed && c.kind == Kind::value) out += ", above its tolerance";
+  if (c.failed && c.kind == Kind::value) out += std::isnan(c.value) ? ", failed" : ", above its tolerance";
   return c.detail.empty() ? out : out + ": " + c.detail;
 }
 
@@ -130,21 +130,6 @@ void layer_phase(const Comparison& c, const std::string& prefix, std::vector<Sec
     map.at(row_of[layer_key(text(*t, "layer"))], size_t(column - phases.begin())).worse(cell_of(*t));
   }
   out.push_back({map.id + "-s", "Error by layer and phase", heat_legend_html() + heat_map_html(map)});
-}
-
-/// A tensor with an error per position.
-struct Strip {
-  const Json* tensor;
-  const Json* errors;
-  int64_t first, per_bin;
-  int64_t end() const { return first + per_bin * int64_t(errors->size()); }
-};
-
-std::optional<Strip> strip_of(const Json& tensor) {
-  const Json* errors = find(tensor, {"row_max_rel"});
-  if (!errors || !errors->is_array() || !find(tensor, {"row_position"})) return std::nullopt;
-  return Strip{&tensor, errors, integer(tensor, {"row_position"}),
-               std::max<int64_t>(1, integer(tensor, {"rows_per_bin"}))};
 }
 
 struct PromptStrips {
@@ -238,11 +223,28 @@ void positions(const Comparison& c, bool caches, const std::string& prefix, std:
 
 }  // namespace
 
+std::optional<Strip> strip_of(const Json& tensor, bool* odd) {
+  // Far beyond any context, and far enough from the end of int64 for sums of two.
+  constexpr int64_t kMostPositions = int64_t{1} << 40;
+  const Json* errors = find(tensor, {"row_max_rel"});
+  const Json* position = find(tensor, {"row_position"});
+  const Json* bin = find(tensor, {"rows_per_bin"});
+  if (!errors && !position) return std::nullopt;
+  if (odd) *odd = true;
+  if (!errors || !errors->is_array() || !position || !position->is_number_integer()) return std::nullopt;
+  if (bin && !bin->is_number_integer()) return std::nullopt;
+  const int64_t first = integer(*position, {}), per_bin = bin ? integer(*bin, {}) : 1;
+  if (first < 0 || first > kMostPositions || per_bin < 1 || per_bin > kMostPositions) return std::nullopt;
+  if (int64_t(errors->size()) > kMostPositions / per_bin) return std::nullopt;
+  if (odd) *odd = false;
+  return Strip{&tensor, errors, first, per_bin};
+}
+
 void HeatMap::Cell::worse(const Cell& other) {
-  // What was measured says more than what was not; a failure is never hidden.
+  // What was measured says more than what was not; a failure is never hidden, nor a figure that is none.
   const auto rank = [](const Cell& c) {
     constexpr std::array<int, 6> order = {0, 5, 2, 4, 3, 1};  // none, value, equal, unmeasured, missing, skipped
-    return std::pair(order[size_t(c.kind)], c.value);
+    return std::isnan(c.value) ? std::pair(6, 0.0) : std::pair(order[size_t(c.kind)], c.value);
   };
   const bool any_failed = failed || other.failed;
   if (rank(other) > rank(*this)) *this = other;
@@ -271,7 +273,8 @@ std::string heat_map_html(const HeatMap& map) {
         out += "<td></td>";
         continue;
       }
-      const std::string tone = cell.kind == Kind::value     ? colour(cell.value)
+      const bool figure = cell.kind == Kind::value && !std::isnan(cell.value);
+      const std::string tone = figure                       ? colour(cell.value)
                                : cell.kind == Kind::equal   ? "h0"
                                : cell.kind == Kind::skipped ? "skip"
                                                             : "odd";

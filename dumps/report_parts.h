@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -60,7 +61,7 @@ class HtmlTable {
   std::string id_, caption_, out_;
   std::vector<bool> right_;
   size_t column_ = 0, rows_ = 0;
-  bool open_row_ = false, head_cell_ = false;
+  bool open_row_ = false;
 };
 
 /// Cells of log10 errors in a grid: layers against phases or positions.
@@ -96,6 +97,16 @@ struct Material {
 };
 Material sort_out(const std::vector<Json>& records);
 
+/// A tensor with an error per position: `per_bin` positions to a value, from `first` on.
+struct Strip {
+  const Json* tensor;
+  const Json* errors;
+  int64_t first, per_bin;
+  int64_t end() const { return first + per_bin * int64_t(errors->size()); }
+};
+/// Nullopt: the record has no errors by position, or (`odd`) they stand where no position can be.
+std::optional<Strip> strip_of(const Json& tensor, bool* odd = nullptr);
+
 /// A part of the page with a heading; `body` empty: nothing.
 struct Section {
   std::string id, title, body;
@@ -105,6 +116,8 @@ void comparison_sections(const Comparison& c, const Material& all, const std::st
                          std::vector<Section>& out);
 void map_sections(const Comparison& c, const std::string& prefix, std::vector<Section>& out);
 void suite_sections(const Material& all, std::vector<Section>& out);
+/// PASS on the card and in the title: only what the summary says itself, never what it leaves out.
+bool passed(const Comparison& c);
 /// What a comparison left out, in words; always at least one sentence.
 std::vector<std::string> not_compared(const Comparison& c);
 

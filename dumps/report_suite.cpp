@@ -156,8 +156,18 @@ void bisects(const Material& all, std::vector<Section>& out) {
       const Json* x = find(*b, {key});
       return x && *x == true;
     };
-    if (kind == "graft") verdict = (good = is("vanished")) ? "graft: the error vanishes" : "graft: an error stays";
-    if (kind == "replay") verdict = (good = !is("reproduces")) ? "replay: equal" : "replay: reproduced";
+    if (kind == "graft") {
+      good = is("vanished");
+      verdict = good                     ? "graft: the error vanishes"
+                : find(*b, {"vanished"}) ? "graft: an error stays"
+                                         : "graft: no verdict";
+    }
+    if (kind == "replay") {
+      const Json* again = find(*b, {"reproduces"});
+      good = again && *again == false;
+      verdict = good ? "replay: equal" : is("reproduces") ? "replay: reproduced" : "replay: no verdict";
+    }
+    if (verdict.empty()) verdict = "no verdict";
     body += fmt::format(
         "<div class=\"card\"><div class=\"verdict\"><span class=\"badge {}\">{}</span><p>{}</p></div>\n<dl>\n",
         good ? "pass" : "fail", escape(verdict), escape(text(*b, "text")));
@@ -283,14 +293,14 @@ void checks(const Material& all, std::vector<Section>& out) {
   std::vector<const Json*> order = all.checks;
   const auto rank = [](const Json* c) {
     const std::string v = text(*c, "verdict");
-    return v == "fail" ? 0 : v == "error" ? 1 : v == "not run" ? 2 : 3;
+    return v == "fail" ? 0 : v == "not run" ? 2 : v == "pass" ? 3 : 1;
   };
   std::stable_sort(order.begin(), order.end(), [&](const Json* a, const Json* b) { return rank(a) < rank(b); });
   std::map<std::string, int64_t> count;
   for (const Json* c : order) {
-    const std::string verdict = text(*c, "verdict");
+    const std::string verdict = text(*c, "verdict").empty() ? "no verdict" : text(*c, "verdict");
     count[verdict]++;
-    const bool bad = verdict == "fail" || verdict == "error";
+    const bool bad = verdict != "pass" && verdict != "not run";  // a word that is not known is no pass
     table.row(bad ? "bad" : "").html("<code>" + escape(text(*c, "id")) + "</code>");
     table.html(fmt::format("<span class=\"st {}\">{}</span>",
                            bad                    ? "fail"

@@ -196,6 +196,70 @@ TEST(Report, RecordsOfAnyShapeMakeAPage) {
   }
 }
 
+TEST(Report, PositionsOutsideOfAnySequenceAreNamedAndNotDrawn) {
+  const std::vector<Json> whole = compared();
+  size_t at = 0;
+  while (whole[at]["record"] != "tensor" || !whole[at].contains("row_max_rel")) at++;
+  const std::string name = whole[at]["name"];
+  EXPECT_FALSE(has(render_html(whole), "are not drawn: row_position"));
+  for (const auto& [key, x] : std::vector<std::pair<const char*, Json>>{{"row_position", -100000000},
+                                                                       {"row_position", -1},
+                                                                       {"row_position", INT64_MAX},
+                                                                       {"row_position", UINT64_MAX},
+                                                                       {"row_position", 1e30},
+                                                                       {"rows_per_bin", int64_t{1} << 62},
+                                                                       {"rows_per_bin", int64_t{1} << 39},
+                                                                       {"rows_per_bin", 0}}) {
+    std::vector<Json> broken = whole;
+    broken[at][key] = x;
+    const std::string page = render_html(broken);
+    EXPECT_TRUE(has(page, "<code>" + name + "</code>: its errors by position are not drawn")) << key << " " << x;
+  }
+  std::vector<Json> far = whole;  // far and still drawn
+  far[at]["row_position"] = int64_t{1} << 40;
+  EXPECT_FALSE(has(render_html(far), "are not drawn: row_position"));
+}
+
+TEST(Report, WhatIsAbsentIsNoPass) {
+  const std::string page = render_html({{{"record", "summary"}, {"verdict", "fail"}, {"failed", 3}}});
+  EXPECT_TRUE(has(page, "<h1>Mismatch</h1>"));
+  EXPECT_TRUE(has(page, ">FAIL<"));
+  EXPECT_TRUE(has(page, "3 tensors failed."));
+  EXPECT_TRUE(has(page, "<span data-count=\"missing\">–</span>"));
+  EXPECT_TRUE(has(render_html({{{"record", "summary"}, {"verdict", "pass"}}}), "<h1>Mismatch</h1>"));
+  const Json summary = {{"record", "summary"}, {"verdict", "pass"}, {"exit_code", 0}, {"level", "max_rel"}};
+  EXPECT_TRUE(has(render_html({summary}), "<h1>Pass at max_rel</h1>"));
+
+  const auto badge = [](const Json& record) {
+    const std::string p = render_html({record});
+    const size_t begin = p.find("<span class=\"badge ");
+    return p.substr(begin, p.find("</span>", begin) - begin);
+  };
+  EXPECT_EQ(badge({{"record", "replay"}}), "<span class=\"badge fail\">replay: no verdict");
+  EXPECT_EQ(badge({{"record", "replay"}, {"reproduces", false}}), "<span class=\"badge pass\">replay: equal");
+  EXPECT_EQ(badge({{"record", "replay"}, {"reproduces", true}}), "<span class=\"badge fail\">replay: reproduced");
+  EXPECT_EQ(badge({{"record", "graft"}}), "<span class=\"badge fail\">graft: no verdict");
+  EXPECT_EQ(badge({{"record", "bisect"}}), "<span class=\"badge fail\">no verdict");
+
+  for (const char* verdict : {"FAILED", "", "Pass"}) {
+    const std::string p = render_html({{{"record", "check_result"}, {"id", "kernel/x"}, {"verdict", verdict}}});
+    EXPECT_FALSE(has(p, "class=\"st pass\"")) << verdict;
+    EXPECT_TRUE(has(p, "class=\"st fail\"")) << verdict;
+  }
+  EXPECT_TRUE(
+      has(render_html({{{"record", "check_result"}, {"id", "x"}, {"verdict", "pass"}}}), "class=\"st pass\">pass"));
+
+  const Json tensor = {{"record", "tensor"}, {"name", "prompt0/prefill/0/embed"}, {"phase", "embed"},
+                       {"layer", ""},        {"status", "fail"},                  {"metrics", Json::object()}};
+  const std::string odd = cell(render_html({tensor}), "c1-phases", "model", "embed");
+  EXPECT_TRUE(has(odd, "class=\"odd f\"") && has(odd, ">NaN!")) << odd;
+  EXPECT_FALSE(has(odd, "above its tolerance")) << odd;
+  Json small = tensor;  // does not hide it
+  small["metrics"] = {{"max_rel", 0.5}};
+  EXPECT_TRUE(has(cell(render_html({tensor, small}), "c1-phases", "model", "embed"), ">NaN!"));
+  EXPECT_TRUE(has(cell(render_html({small, tensor}), "c1-phases", "model", "embed"), ">NaN!"));
+}
+
 TEST(Report, OtherRecordsHaveTheirParts) {
   std::vector<Json> r;
   for (const char* side : {"target", "base"}) {
