@@ -3,32 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
 
-#include "dumps/compare.h"
 #include "dumps/error.h"
-#include "dumps/map.h"
 #include "dumps/map_tables.h"
-#include "dumps/metrics.h"
 #include "dumps/names.h"
 #include "dumps/rows.h"
 #include "dumps/suggest_axes.h"
+#include "dumps/suggest_tables.h"
+#include "dumps/suggest_write.h"
 #include "dumps/text.h"
 
 namespace assay::suggesting {
 namespace {
-
-constexpr double kRight =
-    0.15;  // max_rel up to which a rule is held for right: bfloat16 through many layers stays below
-
-struct Rule {
-  std::string text, reason;
-  std::vector<std::string> passes;  // lines that it needs
-  bool good = false;
-};
 
 // Caches and phases can hold the same values; their names tell which is looked at first.
 bool sounds_like_cache(const std::string& name) {
@@ -53,13 +42,19 @@ class Suggester {
       if (wanted) index.add(t.name, columns_of(t, {0}, every(tokens_)));
     }
     index.finish();
+    for (const DumpTensor& b : base_.tensors()) {
+      const auto n = parse_tensor_name(b.name);
+      if (n && n->pass.empty() && mapping::is_integer(b.dtype)) base_ids_.push_back(&b);
+    }
     for (auto& [key, f] : families_) ids(f);
     for (auto& [key, f] : families_) {
       if (!sounds_like_cache(key)) phases(f, index);
     }
     for (const char* when : {"after_prefill", "after_decode"}) caches(when);
     for (auto& [key, f] : families_) phases(f, index);
-    return write();
+    Suggestion out = write();
+    out.searched = searched_ + index.searched();
+    return out;
   }
 
  private:
@@ -93,36 +88,6 @@ class Suggester {
   static std::vector<int64_t> every(int64_t n) {
     std::vector<int64_t> out(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) out[size_t(i)] = i;
-    return out;
-  }
-
-  // Tokens lie along the axes `special`; token k at `places[k]`, counted along these axes, slowest first. All else is
-  // columns.
-  static Columns columns_of(const DumpTensor& t, const std::vector<size_t>& special,
-                            const std::vector<int64_t>& places) {
-    Columns out;
-    std::vector<int64_t> strides(t.shape.size(), 1);
-    for (size_t i = t.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * t.shape[i];
-    std::vector<size_t> rest;
-    out.columns = 1;
-    for (size_t i = 0; i < t.shape.size(); ++i) {
-      if (std::find(special.begin(), special.end(), i) != special.end()) continue;
-      rest.push_back(i);
-      out.columns *= t.shape[i];
-    }
-    out.tokens = int64_t(places.size());
-    out.x.resize(size_t(out.tokens * out.columns));
-    for (int64_t c = 0; c < out.columns; ++c) {
-      int64_t at = 0, left = c;
-      for (size_t k = rest.size(); k-- > 0; left /= t.shape[rest[k]]) at += left % t.shape[rest[k]] * strides[rest[k]];
-      for (int64_t k = 0; k < out.tokens; ++k) {
-        int64_t token = at;
-        left = places[size_t(k)];
-        for (size_t a = special.size(); a-- > 0; left /= t.shape[special[a]])
-          token += left % t.shape[special[a]] * strides[special[a]];
-        out.x[size_t(c * out.tokens + k)] = value_at(t.dtype, t.data, token);
-      }
-    }
     return out;
   }
 
@@ -169,24 +134,52 @@ class Suggester {
   }
 
   void ids(Family& f) {
-    for (const auto& [numbers, t] : f.members) {
-      if (role_of(t->name) == "ids") done_.insert(&f);  // they need no line
-      if (!mapping::is_integer(t->dtype) || done_.contains(&f) || t->elements() < 2) continue;
-      for (const DumpTensor& b : base_.tensors()) {
-        const auto n = parse_tensor_name(b.name);
-        if (!n || !n->pass.empty() || b.elements() != t->elements()) continue;
-        bool equal = true;
-        for (int64_t i = 0; i < b.elements() && equal; ++i) equal = mapping::int_at(b, i) == mapping::int_at(*t, i);
-        if (!equal) continue;
-        rules_.push_back(
-            {fmt::format("/{} -> /{}{}", t->name, b.name, t->shape.size() == 2 ? " : 1 token => token" : ""),
-             "the same ids",
-             {},
-             true});
-        done_.insert(&f);
-        break;
-      }
+    if (done_.contains(&f)) return;
+    if (role_of(f.members[0].second->name) == "ids") {  // they need no line
+      done_.insert(&f);
+      return;
     }
+    std::vector<Rule> rules;
+    size_t again = 0, others = 0;  // equal to ids that a member above is; no ids
+    for (const auto& [numbers, t] : f.members) {
+      const DumpTensor* ours = nullptr;
+      bool equal = false;
+      for (const DumpTensor* b : base_ids_) {
+        if (ours || !same_ids(*b, *t)) continue;
+        equal = true;
+        if (made_ids_.insert(b).second) ours = b;
+      }
+      if (ours) rules.push_back({ids_text(t->name, *t, ours->name, ""), "the same ids", {}, ours->name, false, {}});
+      again += equal && !ours;
+      others += !equal;
+    }
+    if (rules.empty()) return;
+    done_.insert(&f);
+    if (rules.size() == 1 && again > 0 && others == 0 && f.texts.size() == 2) {  // each rank has them
+      rules[0].text = ids_text(f.texts[0] + "{R}" + f.texts[1], *f.members[0].second, rules[0].ids, "same R");
+    } else if (again + others > 0) {
+      left_.push_back(leftover(f, "in part ids of prompts, by the lines above; the others are not known"));
+    }
+    rules_.insert(rules_.end(), rules.begin(), rules.end());
+  }
+
+  // By values, and all but one axis of size 1.
+  static bool same_ids(const DumpTensor& b, const DumpTensor& t) {
+    if (!mapping::is_integer(t.dtype) || t.elements() < 2 || b.elements() != t.elements()) return false;
+    if (std::find(t.shape.begin(), t.shape.end(), t.elements()) == t.shape.end()) return false;
+    for (int64_t i = 0; i < b.elements(); ++i) {
+      if (mapping::int_at(b, i) != mapping::int_at(t, i)) return false;
+    }
+    return true;
+  }
+
+  static std::string ids_text(const std::string& theirs, const DumpTensor& t, const std::string& ours,
+                              const std::string& ranks) {
+    std::string axes;
+    for (int64_t n : t.shape) axes += std::string(axes.empty() ? "" : " ") + (n == 1 ? "1" : "token");
+    std::string clauses = t.shape.size() == 1 ? "" : axes + " => token";
+    if (!ranks.empty()) clauses += (clauses.empty() ? "" : ", ") + ranks;
+    return fmt::format("/{} -> /{}{}{}", theirs, ours, clauses.empty() ? "" : " : ", clauses);
   }
 
   void phases(Family& f, const Index& index) {
@@ -210,12 +203,11 @@ class Suggester {
   }
 
   // Keeps the better of two views.
-  static void keep(std::optional<Seen>& best, const DumpTensor& t, std::vector<size_t> special,
+  static void keep(std::optional<Seen>& best, const DumpTensor& t, const std::vector<size_t>& special,
                    std::vector<std::string> names, const std::vector<int64_t>& places, const DumpTensor* table,
                    const Index& index) {
-    Seen s = find(columns_of(t, special, places), index);
+    Seen s = find(t, special, places, index);
     if (best && s.share <= best->share) return;
-    s.special = std::move(special);
     s.special_names = std::move(names);
     s.table = table;
     best = std::move(s);
@@ -237,14 +229,7 @@ class Suggester {
     Index index(positions);
     for (const DumpTensor* t : ours) index.add(t->name, columns_of(*t, {1}, every(positions)));
     index.finish();
-    std::vector<const DumpTensor*> tables;
-    for (auto& [key, f] : families_) {
-      for (const auto& [numbers, t] : f.members) {
-        const bool table = mapping::is_integer(t->dtype) && !done_.contains(&f) &&
-                           (t->shape.size() == 1 || (t->shape.size() == 2 && t->shape[0] > prompt_));
-        if (table) tables.push_back(t);
-      }
-    }
+    const std::vector<PageTable> tables = page_tables(families_, done_, prompt_);
     for (auto& [key, f] : families_) {
       const bool other = key.find(when == "after_decode" ? "after_prefill" : "after_decode") != std::string::npos;
       if (done_.contains(&f) || other || !is_float(f.members[0].second->dtype)) continue;
@@ -265,26 +250,20 @@ class Suggester {
       const std::optional<Seen> seen = numbering.tell(f);
       if (seen) rule(f, numbering, *seen, "position", when);
     }
+    searched_ += index.searched();
   }
 
   void look_at_cache(std::optional<Seen>& best, const DumpTensor& t, int64_t positions,
-                     const std::vector<const DumpTensor*>& tables, const Index& index) const {
+                     const std::vector<PageTable>& tables, const Index& index) const {
     for (size_t axis = 0; axis < t.shape.size(); ++axis) {
       if (t.shape[axis] == positions) keep(best, t, {axis}, {"position"}, every(positions), nullptr, index);
     }
-    for (const DumpTensor* table : tables) {
-      const int64_t blocks = table->shape.back(), first = table->shape.size() == 2 ? prompt_ * blocks : 0;
+    for (const PageTable& table : tables) {
       for (size_t page = 0; page < t.shape.size(); ++page) {
         for (size_t slot = 0; slot < t.shape.size(); ++slot) {
-          const int64_t slots = t.shape[slot];
-          if (page == slot || slots < 1 || (positions + slots - 1) / slots > blocks) continue;
-          std::vector<int64_t> places;
-          for (int64_t p = 0; p < positions; ++p) {
-            const int64_t number = mapping::int_at(*table, first + p / slots);
-            if (number < 0 || number >= t.shape[page]) break;
-            places.push_back(number * slots + p % slots);
-          }
-          if (int64_t(places.size()) == positions) keep(best, t, {page, slot}, {"page", "slot"}, places, table, index);
+          if (page == slot) continue;
+          const std::vector<int64_t> places = table.places(positions, t.shape[page], t.shape[slot]);
+          if (!places.empty()) keep(best, t, {page, slot}, {"page", "slot"}, places, table.tensor, index);
         }
       }
     }
@@ -303,8 +282,9 @@ class Suggester {
       numbers[rank] = r;
       const DumpTensor* t = f.member(numbers);
       const Seen* s = t ? numbering.look(numbers, *t) : nullptr;
+      if (!s) break;
       if (r == 0) ranks.clear();
-      if (s) ranks.push_back(s->hits);
+      ranks.push_back(s->hits);
     }
     const AxesText axes = axes_text(*f.member(f.values), seen, ranks, numbering.index, token);
     if (!axes.problem.empty()) {
@@ -346,7 +326,8 @@ class Suggester {
   }
 
   // What stands before the last / in front of the layer becomes a pass.
-  std::string relative(const Family& f, const std::vector<std::string>& names, std::vector<std::string>& passes) const {
+  std::string relative(const Family& f, const std::vector<std::string>& names,
+                       std::vector<std::pair<std::string, std::string>>& passes) const {
     size_t text = 0, at = 0;
     for (size_t k = 0; k < f.texts.size(); ++k) {
       const size_t slash = f.texts[k].rfind('/');
@@ -357,127 +338,43 @@ class Suggester {
     int64_t step = 0;
     for (size_t k = 0; k < text; ++k) {
       any += f.texts[k] + f.capture(k);
-      first += f.texts[k] + (f.roles[k] == Role::step ? std::to_string(f.values[k]) : f.capture(k));
+      first += f.texts[k] + (f.roles[k] == Role::step ? f.digits(k) : f.capture(k));
       if (f.roles[k] == Role::step) step = f.values[k];
     }
     any += f.texts[text].substr(0, at);
     first += f.texts[text].substr(0, at);
-    const std::string gap = any.empty() ? "" : " ", prompt = f.has(Role::prompt) ? "{P}" : std::to_string(prompt_);
+    const std::string prompt = f.has(Role::prompt) ? "{P}" : std::to_string(prompt_);
     if (rows_ && f.has(Role::step)) {
-      passes.push_back(fmt::format("pass {} -> {}{{S}}/", any, word_before(rows_->texts[0])));
+      passes.emplace_back(any, word_before(rows_->texts[0]) + "{S}/");
     } else {
-      passes.push_back(fmt::format("pass {}{}-> prompt{}/prefill/0/", first, gap, prompt));
-      if (f.has(Role::step))
-        passes.push_back(fmt::format("pass {} -> prompt{}/decode/{{S-{}}}/", any, prompt, step + 1));
+      passes.emplace_back(first, fmt::format("prompt{}/prefill/0/", prompt));
+      if (f.has(Role::step)) passes.emplace_back(any, fmt::format("prompt{}/decode/{{S-{}}}/", prompt, step + 1));
     }
     return fmt::format("{} -> {}", f.pattern(text, at), ours_text(f, names, ""));
   }
 
-  // ---- the whole, held against ours
-  std::string head() const {
-    std::vector<std::string> lines;
-    for (const Rule& r : rules_) {
-      for (const std::string& p : r.passes) {
-        if (r.good && std::find(lines.begin(), lines.end(), p) == lines.end()) lines.push_back(p);
-      }
-    }
-    std::string out;
-    for (const std::string& p : lines) out += p + "\n";
-    return out;
-  }
   std::string rows_line() const {
     if (!rows_) return {};
     const std::string label = word_before(rows_->texts[0]);
     return fmt::format("rows {}{{S}} = {}{{S}}{}\n", label, rows_->texts[0], rows_->texts[1]);
   }
 
-  // What the rule alone makes, beside ours.
-  void judge(Rule& r) const {
-    std::string text;
-    for (const std::string& p : r.passes) text += p + "\n";
-    if (!r.passes.empty()) text += rows_line();
-    text += r.text + "\nignore *\n";
-    try {
-      const DumpMap map = DumpMap::parse(text, "suggestion");
-      const Dump made = align_rows(Mapping(theirs_, map).dump());
-      double worst = 0;
-      int64_t compared = 0, wrong = 0;
-      for (const DumpTensor& t : made.tensors()) {
-        const DumpTensor* b = base_.find(t.name);
-        if (!b || role_of(t.name) == "ids") continue;
-        if (t.shape != b->shape || !t.fault.empty()) {
-          ++wrong;
-          continue;
-        }
-        const TensorMetrics m = measure(*b, t, 0);
-        worst = std::max(worst, m.non_finite_mismatch ? HUGE_VAL : m.max_rel);
-        ++compared;
-      }
-      r.good = compared > 0 && wrong == 0 && worst <= kRight;
-      r.reason += fmt::format("; {} tensor{}, worst max_rel {:.2g}", compared, compared == 1 ? "" : "s", worst);
-      if (wrong) r.reason += fmt::format("; {} of another shape or with replicas that differ", wrong);
-    } catch (const Error& e) {
-      r.reason += "; can't be applied: " + std::string(e.what());
-    }
-  }
-
   Suggestion write() {
-    Suggestion out;
-    out.text = fmt::format("# Suggested from names and values: {} beside {}. Read it before you use it.\n",
-                           theirs_.path().string(), base_.path().string());
-    for (Rule& r : rules_) {
-      if (!r.good) judge(r);  // ids are equal already
-    }
-    out.text += head() + "\n";
-    for (const Rule& r : rules_) {
-      out.text += fmt::format("{}{}    # {}\n", r.good ? "" : "# ? ", r.text, r.reason);
-      ++(r.good ? out.rules : out.unsure);
-    }
-    out.text += "\n" + rows_line();
+    Found found{std::move(rules_), rows_line(), std::move(left_)};
     for (auto& [key, f] : families_) {
       if (done_.contains(&f) || (f.members.size() == 1 && taken_.contains(f.members[0].second))) continue;
       const auto note = notes_.find(&f);
-      const DumpTensor& t = *f.members[0].second;
-      out.text +=
-          fmt::format("# ? ignore {}    # {} tensors as {} {}: {}\n", globbed(f), f.members.size(), name_of(t.dtype),
-                      shape_text(t.shape), note == notes_.end() ? "nothing of ours was found in it" : note->second);
-      ++out.unsure;
+      found.left.push_back(leftover(f, note == notes_.end() ? "nothing of ours was found in it" : note->second));
     }
-    absent(out);
-    return out;
+    return write_suggestion(base_, theirs_, std::move(found));
   }
 
-  static std::string globbed(const Family& f) {
-    std::string out = f.texts[0];
-    for (size_t k = 1; k < f.texts.size(); ++k) out += "*" + f.texts[k];
-    return out;
-  }
-
-  // Phases of ours that no rule makes. They can be excused only where nothing of theirs is left that could be them.
-  void absent(Suggestion& out) const {
-    std::set<std::string> made, missing;
-    for (const Rule& r : rules_) {
-      const size_t arrow = r.text.find(" -> "), colon = r.text.find(" : ");
-      const std::string ours =
-          r.text.substr(arrow + 4, colon == std::string::npos ? std::string::npos : colon - arrow - 4);
-      std::string word;
-      for (char c : ours + " ") {
-        if (c != ' ' && c != '/' && c != '|') {
-          word += c;
-          continue;
-        }
-        if (!word.empty()) made.insert(word);
-        word.clear();
-      }
-    }
-    for (const DumpTensor& t : base_.tensors()) {
-      const auto n = parse_tensor_name(t.name);
-      if (!n || n->pass != "prefill" || n->phase.starts_with("logits_") || made.contains(n->phase)) continue;
-      missing.insert((n->layer.empty() ? "*/" : "*/layer.*/") + n->phase);
-    }
-    for (const std::string& s : missing) {
-      out.text += fmt::format("{}absent {}    # nothing of theirs was found to be this\n", out.unsure ? "# ? " : "", s);
-    }
+  static Leftover leftover(const Family& f, const std::string& note) {
+    std::string glob = f.texts[0];
+    for (size_t k = 1; k < f.texts.size(); ++k) glob += "*" + f.texts[k];
+    const DumpTensor& t = *f.members[0].second;
+    return {glob,
+            fmt::format("{} tensors as {} {}: {}", f.members.size(), name_of(t.dtype), shape_text(t.shape), note)};
   }
 
   const Dump &base_, &theirs_;
@@ -489,6 +386,10 @@ class Suggester {
   std::set<const DumpTensor*> taken_;
   std::map<const Family*, std::string> notes_;
   std::vector<Rule> rules_;
+  std::vector<Leftover> left_;  // of families that rules take in part
+  std::vector<const DumpTensor*> base_ids_;
+  std::set<const DumpTensor*> made_ids_;
+  int64_t searched_ = 0;
 };
 
 }  // namespace

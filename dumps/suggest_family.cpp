@@ -12,6 +12,15 @@ namespace {
 constexpr double kExact = 1e-4,
                  kLoose = 0.08;  // largest difference of a column, of its largest value: float32, bfloat16
 
+constexpr size_t kMostDigits = 18;  // of a number in a name
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+constexpr size_t kLooks = 3;       // members of a family that are looked at before it is given up
+constexpr int64_t kMostTerms = 64;  // ranks of a sum
+constexpr double kPromising = kEnough / 2;  // share of a sample
+
 bool differs_only_in(const Numbers& a, const Numbers& b, size_t k) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (i != k && a[i] != b[i]) return false;
@@ -27,10 +36,8 @@ double share_of(const std::vector<Hit>& hits) {
 }  // namespace
 
 const DumpTensor* Family::member(const Numbers& numbers) const {
-  for (const auto& [n, t] : members) {
-    if (n == numbers) return t;
-  }
-  return nullptr;
+  const auto it = by_numbers.find(numbers);
+  return it == by_numbers.end() ? nullptr : it->second;
 }
 
 bool Family::has(Role role) const {
@@ -53,7 +60,20 @@ std::string Family::capture(size_t k) const {
     case Role::unknown:
       break;
   }
-  return std::to_string(values.empty() ? members[0].first[k] : values[k]);
+  return digits(k);
+}
+
+std::string Family::digits(size_t k) const {
+  const DumpTensor* t = values.empty() ? nullptr : member(values);
+  const std::string& name = (t ? t : members[0].second)->name;
+  size_t at = 0;
+  for (size_t i = 0;; ++i) {
+    at += texts[i].size();
+    size_t end = at;
+    while (end < name.size() && end - at < kMostDigits && is_digit(name[end])) ++end;
+    if (i == k) return name.substr(at, end - at);
+    at = end;
+  }
 }
 
 std::string Family::pattern(size_t text, size_t at) const {
@@ -73,7 +93,7 @@ std::map<std::string, Family> families_of(const Dump& dump) {
     Numbers numbers;
     for (size_t i = 0; i < t.name.size();) {
       size_t end = i;
-      while (end < t.name.size() && end - i < 18 && t.name[end] >= '0' && t.name[end] <= '9') ++end;
+      while (end < t.name.size() && end - i < kMostDigits && is_digit(t.name[end])) ++end;
       if (end == i) {
         texts.back() += t.name[i++];
         continue;
@@ -87,6 +107,7 @@ std::map<std::string, Family> families_of(const Dump& dump) {
     Family& f = out[key];
     f.texts = texts;
     f.roles.assign(numbers.size(), Role::constant);
+    f.by_numbers.emplace(numbers, &t);
     f.members.emplace_back(std::move(numbers), &t);
   }
   return out;
@@ -98,33 +119,69 @@ std::string word_before(const std::string& text) {
   return text.substr(n);
 }
 
-Seen find(Columns columns, const Index& index) {
+double probe(const Columns& sample, const Index& index) {
+  const double exact = share_of(index.find(sample, kExact));
+  if (exact >= kPromising) return exact;
+  int64_t found = 0;
+  for (int64_t c = 0; c < sample.columns; ++c) {
+    if (c == 16 && found == 0) return 0;  // each costs a walk through most of ours
+    found += index.find(sample.x.data() + c * sample.tokens, kLoose).tensor >= 0;
+  }
+  return sample.columns ? double(found) / double(sample.columns) : 0;
+}
+
+Seen find(const DumpTensor& t, const std::vector<size_t>& special, const std::vector<int64_t>& places,
+          const Index& index) {
+  const std::vector<int64_t> which = sample_of(count_columns(t, special));
   Seen s;
-  s.columns = std::move(columns);
+  s.share = probe(columns_of(t, special, places, &which), index);
+  if (s.share < kPromising) {
+    s.hits.resize(size_t(count_columns(t, special)));
+  } else {
+    s = find(columns_of(t, special, places), index);
+  }
+  s.special = special;
+  s.places = places;
+  return s;
+}
+
+Seen find(const Columns& columns, const Index& index) {
+  Seen s;
+  Columns sample{columns.tokens, 0, {}};
+  for (int64_t c : sample_of(columns.columns)) {
+    const double* column = columns.x.data() + c * columns.tokens;
+    sample.x.insert(sample.x.end(), column, column + columns.tokens);
+    ++sample.columns;
+  }
+  s.share = probe(sample, index);
+  if (s.share < kPromising) {
+    s.hits.resize(size_t(columns.columns));
+    return s;
+  }
   double tolerance = kExact;
-  s.hits = index.find(s.columns, tolerance);
+  s.hits = index.find(columns, tolerance);
   s.share = share_of(s.hits);
   if (s.share < 0.9) {
     tolerance = kLoose;
-    s.hits = index.find(s.columns, tolerance);
+    s.hits = index.find(columns, tolerance);
     s.share = share_of(s.hits);
   }
   // Columns of neighbouring phases can be nearly equal (RoPE turns the last pairs by next to nothing): one tensor that
   // holds all of them counts more than the nearest.
   const std::vector<int> tensors = tensors_of(s.hits);
   for (size_t i = 0; tensors.size() > 1 && i < tensors.size(); ++i) {
-    if (index.columns_of(tensors[i]) < s.columns.columns) continue;
-    std::vector<Hit> hits = index.find(s.columns, tolerance, tensors[i]);
+    if (index.columns_of(tensors[i]) < columns.columns) continue;
+    std::vector<Hit> hits = index.find(columns, tolerance, tensors[i]);
     if (share_of(hits) < 0.97 * s.share) continue;
     s.hits = std::move(hits);
     break;
   }
   // So can columns of one tensor (logits of ids that were never trained): where all stand at their own places, they do.
   const std::vector<int> left = tensors_of(s.hits);
-  if (left.size() != 1 || index.columns_of(left[0]) != s.columns.columns) return s;
+  if (left.size() != 1 || index.columns_of(left[0]) != columns.columns) return s;
   std::vector<Hit> own = s.hits;
-  for (int64_t c = 0; c < s.columns.columns; ++c) {
-    const double* column = s.columns.x.data() + c * s.columns.tokens;
+  for (int64_t c = 0; c < columns.columns; ++c) {
+    const double* column = columns.x.data() + c * columns.tokens;
     own[size_t(c)] = index.is_near(column, tolerance, left[0], c) ? Hit{left[0], c} : Hit{};
   }
   if (share_of(own) >= 0.97 * s.share) s.hits = std::move(own);
@@ -153,10 +210,12 @@ std::optional<int64_t> layer_of(const std::string& name) {
 
 std::optional<Seen> Numbering::tell(Family& f) const {
   const Seen* best = nullptr;
-  for (const auto& [numbers, t] : f.members) {
-    const Seen* s = look(numbers, *t);
-    if (s && (!best || s->share > best->share + 0.2)) best = s, f.values = numbers;
-    if (best && best->share > 0.97) break;
+  size_t looked = 0;
+  for (const auto* member : probable_first(f)) {
+    const Seen* s = look(member->first, *member->second);
+    if (!s) continue;
+    if (!best || s->share > best->share + 0.2) best = s, f.values = member->first;
+    if (best->share > 0.97 || ++looked == std::max(kLooks, f.roles.size() + 1)) break;
   }
   if (!best) return std::nullopt;
   for (size_t k = 0; k < f.values.size(); ++k) {
@@ -180,36 +239,68 @@ std::optional<Seen> Numbering::tell(Family& f) const {
   }
   if (!reference) return std::nullopt;
   for (size_t k = 0; k < f.values.size(); ++k) {
+    if (f.roles[k] != Role::unknown) continue;
+    // The nearest numbers: of our layers only the first two are in view.
+    std::vector<std::pair<int64_t, const DumpTensor*>> others;
     for (const auto& [numbers, t] : f.members) {
-      if (f.roles[k] != Role::unknown) break;
-      if (!differs_only_in(f.values, numbers, k) || numbers[k] == f.values[k]) continue;
-      f.roles[k] = role_of(f, k, numbers, *t, *reference, summed);
+      if (differs_only_in(f.values, numbers, k) && numbers[k] != f.values[k]) others.emplace_back(numbers[k], t);
+    }
+    std::stable_sort(others.begin(), others.end(), [&](const auto& a, const auto& b) {
+      return std::abs(a.first - f.values[k]) < std::abs(b.first - f.values[k]);
+    });
+    for (size_t i = 0; i < std::min(kLooks, others.size()) && f.roles[k] == Role::unknown; ++i) {
+      Numbers numbers = f.values;
+      numbers[k] = others[i].first;
+      f.roles[k] = role_of(f, k, numbers, *others[i].second, *reference, summed);
     }
   }
   return reference;
 }
 
+// The member with the smallest numbers (first rank, first step, first layer), the same of the prompt that is looked
+// for, then the others: a family that is none of ours must not be read whole.
+std::vector<const std::pair<Numbers, const DumpTensor*>*> Numbering::probable_first(const Family& f) const {
+  std::vector<const std::pair<Numbers, const DumpTensor*>*> out;
+  Numbers least = f.members[0].first;
+  for (const auto& [numbers, t] : f.members) {
+    for (size_t k = 0; k < numbers.size(); ++k) least[k] = std::min(least[k], numbers[k]);
+  }
+  std::vector<Numbers> wanted = {least};
+  for (size_t k = 0; k < least.size(); ++k) {
+    wanted.push_back(least);
+    wanted.back()[k] = prompt;
+  }
+  const auto rank = [&](const Numbers& numbers) {
+    return std::find(wanted.begin(), wanted.end(), numbers) - wanted.begin();
+  };
+  for (const auto& member : f.members) out.push_back(&member);
+  std::stable_sort(out.begin(), out.end(), [&](auto* a, auto* b) { return rank(a->first) < rank(b->first); });
+  return out;
+}
+
+// The terms are read as the member `numbers` is: ranks have the same rows.
 std::optional<Seen> Numbering::sum_over(const Family& f, const Numbers& numbers, size_t k) const {
-  Columns sum;
-  const Seen* first = nullptr;
-  size_t terms = 0;
+  const DumpTensor* first = f.member(numbers);
+  const Seen* seen = first ? look(numbers, *first) : nullptr;
+  if (!seen) return std::nullopt;
+  std::vector<const DumpTensor*> terms;
   for (const auto& [n, t] : f.members) {
     if (!differs_only_in(numbers, n, k)) continue;
-    const Seen* s = look(n, *t);
-    if (!s || (first && s->columns.x.size() != sum.x.size())) return std::nullopt;
-    if (!first) {
-      first = s;
-      sum = s->columns;
-    } else {
-      for (size_t i = 0; i < sum.x.size(); ++i) sum.x[i] += s->columns.x[i];
-    }
-    ++terms;
+    if (t->shape != first->shape || !is_float(t->dtype) || int64_t(terms.size()) == kMostTerms) return std::nullopt;
+    terms.push_back(t);
   }
-  if (terms < 2) return std::nullopt;
-  Seen out = find(std::move(sum), index);
-  out.special = first->special;
-  out.special_names = first->special_names;
-  out.table = first->table;
+  if (terms.size() < 2) return std::nullopt;
+  Columns sum;
+  for (const DumpTensor* t : terms) {
+    Columns c = columns_of(*t, seen->special, seen->places);
+    for (size_t i = 0; i < sum.x.size(); ++i) c.x[i] += sum.x[i];
+    sum = std::move(c);
+  }
+  Seen out = find(sum, index);
+  out.special = seen->special;
+  out.special_names = seen->special_names;
+  out.places = seen->places;
+  out.table = seen->table;
   return out;
 }
 

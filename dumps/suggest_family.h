@@ -25,10 +25,12 @@ struct Family {
   std::vector<Role> roles;  // of the numbers
   Numbers values;           // of the member looked at
   int64_t layer_add = 0;    // our layer is theirs and so many
+  std::map<Numbers, const DumpTensor*> by_numbers;
 
   const DumpTensor* member(const Numbers& numbers) const;
   bool has(Role role) const;
   std::string capture(size_t k) const;  // "{L}", or the number itself where it is constant
+  std::string digits(size_t k) const;   // the number of the member looked at, as its name writes it: "00"
   /// The name from text `text`, character `at`, on.
   std::string pattern(size_t text = 0, size_t at = 0) const;
 };
@@ -39,15 +41,20 @@ std::string word_before(const std::string& text);
 
 /// A tensor seen as columns over tokens or positions, and where its columns were found.
 struct Seen {
-  Columns columns;
   std::vector<Hit> hits;
   double share = 0;                        // of the columns that were found
   std::vector<size_t> special;             // axes that are no columns,
   std::vector<std::string> special_names;  // and their names: "token", "page", "slot", "position"
+  std::vector<int64_t> places;             // where the tokens stand along them: columns_of()
   const DumpTensor* table = nullptr;       // block table
 };
-/// Looks for the columns, first exactly (float32), then loosely (bfloat16).
-Seen find(Columns columns, const Index& index);
+/// The share of a sample of columns that is found, by an exact measure or else a loose one.
+double probe(const Columns& sample, const Index& index);
+/// Looks for the columns, first exactly (float32), then loosely (bfloat16); for a sample alone where that says enough.
+Seen find(const Columns& columns, const Index& index);
+/// The same for a tensor, of which only the sample is read where it is none of ours.
+Seen find(const DumpTensor& t, const std::vector<size_t>& special, const std::vector<int64_t>& places,
+          const Index& index);
 /// Tensors of ours in which columns were found, by falling number of them; strays are left out.
 std::vector<int> tensors_of(const std::vector<Hit>& hits);
 /// The layer in a name of ours.
@@ -67,6 +74,7 @@ struct Numbering {
   std::optional<Seen> tell(Family& f) const;
 
  private:
+  std::vector<const std::pair<Numbers, const DumpTensor*>*> probable_first(const Family& f) const;
   std::optional<Seen> sum_over(const Family& f, const Numbers& numbers, size_t k) const;
   Role role_of(Family& f, size_t k, const Numbers& numbers, const DumpTensor& t, const Seen& reference,
                std::optional<size_t> summed) const;

@@ -7,7 +7,54 @@
 #include <functional>
 #include <map>
 
+#include "dumps/metrics.h"
+
 namespace assay::suggesting {
+
+int64_t count_columns(const DumpTensor& t, const std::vector<size_t>& special) {
+  int64_t n = 1;
+  for (size_t i = 0; i < t.shape.size(); ++i) {
+    if (std::find(special.begin(), special.end(), i) == special.end()) n *= t.shape[i];
+  }
+  return n;
+}
+
+Columns columns_of(const DumpTensor& t, const std::vector<size_t>& special, const std::vector<int64_t>& places,
+                   const std::vector<int64_t>* which) {
+  Columns out;
+  std::vector<int64_t> strides(t.shape.size(), 1);
+  for (size_t i = t.shape.size(); i-- > 1;) strides[i - 1] = strides[i] * t.shape[i];
+  std::vector<size_t> rest;
+  for (size_t i = 0; i < t.shape.size(); ++i) {
+    if (std::find(special.begin(), special.end(), i) == special.end()) rest.push_back(i);
+  }
+  out.columns = which ? int64_t(which->size()) : count_columns(t, special);
+  out.tokens = int64_t(places.size());
+  out.x.resize(size_t(out.tokens * out.columns));
+  for (int64_t c = 0; c < out.columns; ++c) {
+    int64_t at = 0, left = which ? (*which)[size_t(c)] : c;
+    for (size_t k = rest.size(); k-- > 0; left /= t.shape[rest[k]]) at += left % t.shape[rest[k]] * strides[rest[k]];
+    for (int64_t k = 0; k < out.tokens; ++k) {
+      int64_t token = at;
+      left = places[size_t(k)];
+      for (size_t a = special.size(); a-- > 0; left /= t.shape[special[a]])
+        token += left % t.shape[special[a]] * strides[special[a]];
+      out.x[size_t(c * out.tokens + k)] = value_at(t.dtype, t.data, token);
+    }
+  }
+  return out;
+}
+
+std::vector<int64_t> sample_of(int64_t n) {
+  constexpr int64_t kMost = 64;
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < std::min(n, kMost); ++i) {
+    // One of each 64th, not always the first: parts and heads have periods.
+    const int64_t k = n > kMost ? i * 37 % kMost : i, begin = k * n / kMost, end = (k + 1) * n / kMost;
+    out.push_back(n > kMost ? begin + i * 40503 % (end - begin) : i);
+  }
+  return out;
+}
 
 Index::Index(int64_t tokens) : tokens_(tokens) {
   // Weights of about equal size and no pattern, the same in every run.
@@ -39,6 +86,7 @@ void Index::finish() {
 }
 
 Hit Index::find(const double* column, double tolerance, int only) const {
+  ++searched_;
   double scale = 0, weight = 0;
   for (int64_t t = 0; t < tokens_; ++t) {
     if (!std::isfinite(column[t])) return {};

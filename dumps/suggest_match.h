@@ -14,6 +14,14 @@ struct Columns {
   std::vector<double> x;
 };
 
+/// Tokens lie along the axes `special` of the tensor; token k at `places[k]`, counted along these axes, slowest first.
+/// All else is columns; `which`: only these of them.
+Columns columns_of(const DumpTensor& t, const std::vector<size_t>& special, const std::vector<int64_t>& places,
+                   const std::vector<int64_t>* which = nullptr);
+int64_t count_columns(const DumpTensor& t, const std::vector<size_t>& special);
+/// At most 64 of `n` columns, from all over a tensor and in no order.
+std::vector<int64_t> sample_of(int64_t n);
+
 /// A column of ours: which tensor, which of its columns; -1: none is near.
 struct Hit {
   int tensor = -1;
@@ -34,10 +42,12 @@ class Index {
   bool is_near(const double* column, double tolerance, int tensor, int64_t at) const;
   const std::vector<std::string>& names() const { return names_; }
   int64_t columns_of(int tensor) const { return columns_[size_t(tensor)].columns; }
+  int64_t searched() const { return searched_; }  // columns that were looked for: the work that was done
 
  private:
   double project(const double* column) const;
   int64_t tokens_;
+  mutable int64_t searched_ = 0;
   std::vector<double> weights_;
   std::vector<std::string> names_;
   std::vector<Columns> columns_;

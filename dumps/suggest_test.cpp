@@ -123,6 +123,133 @@ TEST(Suggest, TwoRanksWithoutAWordInTheirNames) {
   EXPECT_EQ(r.extra, 0);
 }
 
+DumpOptions with_prompts(const std::vector<std::vector<int>>& ids) {
+  DumpOptions out;
+  out.manifest["prompts"] = nlohmann::ordered_json::array();
+  for (const auto& x : ids)
+    out.manifest["prompts"].push_back({{"name", "prompt" + std::to_string(out.manifest["prompts"].size())}, {"ids", x}});
+  return out;
+}
+
+TEST(Suggest, RulesOfDifferentPassesStandTogether) {
+  using M = Model;
+  std::vector<Values> base, theirs;
+  for (int64_t l = 0; l < M::kLayers; l++) {
+    base.push_back(M::ours("o_proj", l, M::kHidden));
+    base.push_back(M::ours("attn_norm", l, M::kHidden));
+    base.push_back(M::ours("up_proj", l, M::kFfn));
+    Values norm = M::ours("attn_norm", l, M::kHidden), up = M::ours("up_proj", l, M::kFfn);
+    norm.name = "step0/layers." + std::to_string(l) + ".norm";  // no rank: `{R}` of the other pass is not in it
+    up.name = "step0/layers." + std::to_string(l) + ".up";
+    theirs.push_back(norm);
+    theirs.push_back(up);
+    for (int64_t r = 0; r < 2; r++) {
+      Values o = M::ours("o_proj", l, M::kHidden);
+      o.name = "rank" + std::to_string(r) + "/step0/layers." + std::to_string(l) + ".o";
+      for (size_t i = 0; i < o.x.size(); i++) {
+        const double part = std::cos(double(7 * i) + double(l));
+        o.x[i] = r == 0 ? part : o.x[i] - part;
+      }
+      theirs.push_back(o);
+    }
+  }
+  Folder f;
+  const Dump b = write_dump(f / "b", base), t = write_dump(f / "t", theirs);
+  const Suggestion s = suggest_map(b, t);
+  EXPECT_EQ(s.rules, 3) << s.text;
+  EXPECT_EQ(s.unsure, 0) << s.text;
+  const CompareResult r = compare(b, Mapping(t, DumpMap::parse(s.text, "suggested")).dump(), at(Level::max_rel, 1e-5));
+  EXPECT_EQ(r.exit_code(), 0) << s.text;
+  EXPECT_EQ(r.missing + r.extra, 0);
+}
+
+TEST(Suggest, ARuleThatIsNotSureBringsItsPass) {
+  std::vector<Values> base, theirs;
+  for (int64_t l = 0; l < Model::kLayers; l++) {
+    base.push_back(Model::ours("o_proj", l, 8));
+    theirs.push_back(base.back());
+    theirs.back().name = "step0/layers." + std::to_string(l) + ".o";
+  }
+  for (double& x : theirs.back().x) x = -x;  // layer 2 is not ours
+  Folder f;
+  const Dump t = write_dump(f / "t", theirs);
+  const Suggestion s = suggest_map(write_dump(f / "b", base), t);
+  EXPECT_EQ(s.rules, 0) << s.text;
+  const size_t at = s.text.find("# ? /step0/layers.{L}.o -> /prompt0/prefill/0/layer.{L}/o_proj");
+  ASSERT_NE(at, std::string::npos) << s.text;
+  EXPECT_EQ(Mapping(t, DumpMap::parse(s.text.substr(at + 4), "uncommented")).lines().size(), 3u);
+}
+
+TEST(Suggest, IdsOfEveryPromptAndOfAnyShape) {
+  const std::vector<double> a = {3, 1, 4, 1, 5}, b = {2, 7, 1};
+  Values hidden = Model::ours("embed", -1, 8);
+  const std::vector<Values> base = {
+      hidden, {"prompt0/ids", {5}, a, DType::i64}, {"prompt1/ids", {3}, b, DType::i64}};
+  hidden.name = "hidden";
+  Folder f;
+  const DumpOptions prompts = with_prompts({{3, 1, 4, 1, 5}, {2, 7, 1}});
+  const Dump ours = write_dump(f / "b", base, prompts);
+  const Dump t = write_dump(
+      f / "t", {hidden, {"req0/tokens", {5, 1}, a, DType::i32}, {"req1/tokens", {1, 3}, b, DType::i32}}, prompts);
+  const Suggestion s = suggest_map(ours, t);
+  EXPECT_EQ(s.rules, 3) << s.text;
+  EXPECT_EQ(s.unsure, 0) << s.text;
+  EXPECT_NE(s.text.find("/req0/tokens -> /prompt0/ids : token 1 => token"), std::string::npos) << s.text;
+  EXPECT_NE(s.text.find("/req1/tokens -> /prompt1/ids : 1 token => token"), std::string::npos) << s.text;
+  const CompareResult r = compare(ours, Mapping(t, DumpMap::parse(s.text, "m")).dump(), at(Level::max_rel, 1e-5));
+  EXPECT_EQ(r.exit_code(), 0);
+  // Replicas of every rank, and a member that is none.
+  const Dump ranks = write_dump(
+      f / "r", {hidden, {"rank0/in", {5}, a, DType::i32}, {"rank1/in", {5}, a, DType::i32}}, prompts);
+  const Suggestion same = suggest_map(ours, ranks);
+  EXPECT_NE(same.text.find("/rank{R}/in -> /prompt0/ids : same R"), std::string::npos) << same.text;
+  EXPECT_EQ(same.rules, 2) << same.text;
+  const Dump other = write_dump(
+      f / "o", {hidden, {"step0/in", {5}, a, DType::i32}, {"step1/in", {5}, {9, 9, 8, 7, 6}, DType::i32}}, prompts);
+  const Suggestion part = suggest_map(ours, other);
+  EXPECT_EQ(part.rules, 2) << part.text;
+  EXPECT_NE(part.text.find("# ? ignore step*/in"), std::string::npos) << part.text;
+}
+
+TEST(Suggest, ATensorAloneAndNumbersWithLeadingZeros) {
+  Folder f;
+  const Dump base = write_dump(f / "b", {Model::ours("embed", -1, 8)});
+  Values hidden = Model::ours("embed", -1, 8);
+  int n = 0;
+  for (const char* name : {"hidden", "shard00/hidden", "part007of010"}) {
+    hidden.name = name;
+    const Dump t = write_dump(f / std::to_string(n++), {hidden});
+    const Suggestion s = suggest_map(base, t);
+    EXPECT_EQ(s.rules, 1) << s.text;
+    EXPECT_EQ(s.unsure, 0) << s.text;
+    EXPECT_EQ(Mapping(t, DumpMap::parse(s.text, "m")).lines().size(), 1u) << s.text;
+  }
+}
+
+TEST(Suggest, TheSearchGrowsWithFamiliesNotWithTensors) {
+  std::vector<Values> base = {Model::ours("embed", -1, 8)};
+  base.push_back({"prompt0/state/after_prefill/layer.0/k", {2, 6, 4}, wave(48, 1)});
+  const auto searched = [&](int64_t n, int64_t columns) {
+    std::vector<Values> theirs;
+    for (int64_t i = 0; i < n; i++) {
+      // As many positions and tokens as ours, in either axis, or pages of them; the tables fit a cache.
+      theirs.push_back({"x." + std::to_string(i), {5, columns}, wave(5 * columns, 100 + int(i))});
+      theirs.push_back({"c." + std::to_string(i), {6, 2, columns}, wave(12 * columns, 900 + int(i))});
+      theirs.push_back({"i." + std::to_string(i), {6}, {0, 1, 2, 3, 4, 5}, DType::i32});
+      theirs.push_back({"j." + std::to_string(i), {4}, {double(i % 2), 2, 3, 5}, DType::i32});
+      theirs.push_back({"k." + std::to_string(i), {4}, {7, 7, double(i), 1}, DType::i32});  // a page twice: no table
+    }
+    Folder f;
+    const Suggestion s = suggest_map(write_dump(f / "b", base), write_dump(f / "t", theirs));
+    EXPECT_EQ(s.rules, 0) << s.text;
+    return s.searched;
+  };
+  const int64_t few = searched(8, 24);
+  EXPECT_GT(few, 0);
+  EXPECT_LE(searched(80, 24), few + few / 4);      // some samples end early
+  EXPECT_LE(searched(8, 2400), 4 * few);           // a sample of 64 columns
+}
+
 TEST(Suggest, WhatDoesNotFitIsNotProposed) {
   Folder f;
   const Dump base = write_dump(f / "b", {Model::ours("embed", -1, 8), Model::ours("q_proj", 0, 8)});
