@@ -89,7 +89,7 @@ struct BisectOptions {
 
 /// verdict: what is wrong.
 ///   equal             no tensor differs at the level
-///   nothing           nothing could be compared
+///   nothing           no tensor differs and still it is no pass: nothing was compared, or more near ties than allowed
 ///   other_prompts     the sides were given other ids
 ///   missing, shape    the target lacks the tensor, or has another shape or (byte_exact) type
 ///   first_divergence  where they part; not enough was dumped to say more
@@ -105,7 +105,10 @@ struct BisectResult {
   std::string where;                // "row 1 (position 1), column 196: base -0.7, target 0.9"
   CompareResult compared;
   struct Line {                // a tensor of the suspect's prompt, in execution order
-    std::string name, status;  // "equal", "within", "differs", "skipped", "not dumped"
+    std::string name;
+    // "equal", "within", "differs", "missing", "not compared", "not dumped"; of a cache that was not dumped "rows equal":
+    // all rows that were written to it agree
+    std::string status;
     std::optional<double> max_rel;
   };
   std::vector<Line> trail;   // the last that agree, the suspect, what follows

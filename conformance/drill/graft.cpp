@@ -14,9 +14,9 @@
 namespace assay {
 namespace {
 
+// A full name or its end, with or without *: "layer.3/q_rope" and "layer.*/q_rope" are of any pass.
 bool meant(const std::string& pattern, const std::string& name) {
-  if (pattern.find('*') != std::string::npos) return glob_match(pattern, name);
-  return name == pattern || name.ends_with("/" + pattern);
+  return glob_match(pattern, name) || glob_match("*/" + pattern, name);
 }
 
 /// The values to put in, by full name.
