@@ -104,10 +104,10 @@ struct BisectResult {
   std::string verdict, name, text;  // the suspect's full name; one sentence
   std::string where;                // "row 1 (position 1), column 196: base -0.7, target 0.9"
   CompareResult compared;
-  struct Line {                // a tensor of the suspect's prompt, in execution order
+  struct Line {  // a tensor of the suspect's prompt, in execution order
     std::string name;
-    // "equal", "within", "differs", "missing", "not compared", "not dumped"; of a cache that was not dumped "rows equal":
-    // all rows that were written to it agree
+    // "equal", "within", "differs", "missing", "not compared", "not dumped"; of a cache that was not dumped "rows
+    // equal": all rows that were written to it agree
     std::string status;
     std::optional<double> max_rel;
   };

@@ -65,11 +65,11 @@ std::string summary_card(const Comparison& c) {
   const Json& s = c.summary ? *c.summary : kNothing;
   const bool pass = passed(c);
   const std::string level = !text(s, "level").empty() ? text(s, "level") : text(head, "level");
-  std::string sentence =
-      !c.summary                              ? "The records end before the verdict."
-      : find(s, {"first_divergence", "text"}) ? "First at " + text(*find(s, {"first_divergence"}), "text")
-      : pass                                  ? "Everything that was compared agrees at this level."
-                                              : why_not(s);
+  std::string sentence = !c.summary ? "The records end before the verdict."
+                         : find(s, {"first_divergence", "text"})
+                             ? "First at " + text(*find(s, {"first_divergence"}), "text")
+                         : pass ? "Everything that was compared agrees at this level."
+                                : why_not(s);
   std::string out = fmt::format(
       "<div class=\"card\"><div class=\"verdict\"><span class=\"badge {}\">{}</span><p>{}</p></div>\n<dl>\n",
       pass ? "pass" : "fail",

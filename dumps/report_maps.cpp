@@ -45,7 +45,10 @@ std::string cell_text(const Cell& c) {
       out = "≠";
       break;
     case Kind::value:
-      out = std::isnan(c.value) ? "NaN" : std::isinf(c.value) ? "inf" : c.value > 0 ? fmt::format("{:.1f}", std::log10(c.value)) : "±0";
+      out = std::isnan(c.value)   ? "NaN"
+            : std::isinf(c.value) ? "inf"
+            : c.value > 0         ? fmt::format("{:.1f}", std::log10(c.value))
+                                  : "±0";
       if (out == "-0.0") out = "0.0";
       break;
   }

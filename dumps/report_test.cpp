@@ -203,13 +203,13 @@ TEST(Report, PositionsOutsideOfAnySequenceAreNamedAndNotDrawn) {
   const std::string name = whole[at]["name"];
   EXPECT_FALSE(has(render_html(whole), "are not drawn: row_position"));
   for (const auto& [key, x] : std::vector<std::pair<const char*, Json>>{{"row_position", -100000000},
-                                                                       {"row_position", -1},
-                                                                       {"row_position", INT64_MAX},
-                                                                       {"row_position", UINT64_MAX},
-                                                                       {"row_position", 1e30},
-                                                                       {"rows_per_bin", int64_t{1} << 62},
-                                                                       {"rows_per_bin", int64_t{1} << 39},
-                                                                       {"rows_per_bin", 0}}) {
+                                                                        {"row_position", -1},
+                                                                        {"row_position", INT64_MAX},
+                                                                        {"row_position", UINT64_MAX},
+                                                                        {"row_position", 1e30},
+                                                                        {"rows_per_bin", int64_t{1} << 62},
+                                                                        {"rows_per_bin", int64_t{1} << 39},
+                                                                        {"rows_per_bin", 0}}) {
     std::vector<Json> broken = whole;
     broken[at][key] = x;
     const std::string page = render_html(broken);
@@ -249,8 +249,8 @@ TEST(Report, WhatIsAbsentIsNoPass) {
   EXPECT_TRUE(
       has(render_html({{{"record", "check_result"}, {"id", "x"}, {"verdict", "pass"}}}), "class=\"st pass\">pass"));
 
-  const Json tensor = {{"record", "tensor"}, {"name", "prompt0/prefill/0/embed"}, {"phase", "embed"},
-                       {"layer", ""},        {"status", "fail"},                  {"metrics", Json::object()}};
+  const Json tensor = {{"record", "tensor"}, {"name", "prompt0/prefill/0/embed"}, {"phase", "embed"}, {"layer", ""},
+                       {"status", "fail"},   {"metrics", Json::object()}};
   const std::string odd = cell(render_html({tensor}), "c1-phases", "model", "embed");
   EXPECT_TRUE(has(odd, "class=\"odd f\"") && has(odd, ">NaN!")) << odd;
   EXPECT_FALSE(has(odd, "above its tolerance")) << odd;

@@ -370,8 +370,12 @@ class Suggester {
   }
 
   static Leftover leftover(const Family& f, const std::string& note) {
-    std::string glob = f.texts[0];
-    for (size_t k = 1; k < f.texts.size(); ++k) glob += "*" + f.texts[k];
+    std::string name = f.texts[0], glob;
+    for (size_t k = 1; k < f.texts.size(); ++k) name += "*" + f.texts[k];
+    for (char c : name) {
+      const bool any = c == '*' || c == '#' || c == '{' || c == '}';  // a map can't hold these in a name
+      if (!any || !glob.ends_with('*')) glob += any ? '*' : c;
+    }
     const DumpTensor& t = *f.members[0].second;
     return {glob,
             fmt::format("{} tensors as {} {}: {}", f.members.size(), name_of(t.dtype), shape_text(t.shape), note)};

@@ -17,8 +17,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-constexpr size_t kLooks = 3;       // members of a family that are looked at before it is given up
-constexpr int64_t kMostTerms = 64;  // ranks of a sum
+constexpr size_t kLooks = 3;                // members of a family that are looked at before it is given up
+constexpr int64_t kMostTerms = 64;          // ranks of a sum
 constexpr double kPromising = kEnough / 2;  // share of a sample
 
 bool differs_only_in(const Numbers& a, const Numbers& b, size_t k) {

@@ -118,9 +118,8 @@ class SuggestionWriter {
       if (r.pages) patterns.push_back(mapping::parse_pattern(r.pages->name.source, lines.at(r.line)));
     }
     const bool all = std::all_of(theirs_.tensors().begin(), theirs_.tensors().end(), [&](const DumpTensor& t) {
-      return role_of(t.name) == "ids" || std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) {
-               return match(p, t.name).has_value();
-             });
+      return role_of(t.name) == "ids" ||
+             std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return match(p, t.name).has_value(); });
     });
     return all ? map : DumpMap::parse(text + "ignore *\n", "suggestion");
   }
@@ -172,11 +171,12 @@ class SuggestionWriter {
     for (const Rule& r : found_.rules) {
       if (r.good && !r.passes.empty()) ++counts[r.passes];
     }
-    const auto most =
-        std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most = std::max_element(counts.begin(), counts.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
     full_.clear();
     for (const Rule& r : found_.rules) {
-      const bool own = r.passes.empty() || names == 0 || (names == 1 && most != counts.end() && r.passes == most->first);
+      const bool own =
+          r.passes.empty() || names == 0 || (names == 1 && most != counts.end() && r.passes == most->first);
       if (!own) full_.insert(&r);
     }
   }

@@ -1,4 +1,5 @@
-// The inside of suggest_map(): rules held against ours, alone and together, and written as a map. Not for other folders.
+// The inside of suggest_map(): rules held against ours, alone and together, and written as a map. Not for other
+// folders.
 #pragma once
 #include <set>
 #include <string>
