@@ -14,7 +14,7 @@ namespace assay {
 /// named at the end of the page. To write the page: cli::write_text(file, render_html(records)).
 std::string render_html(const std::vector<nlohmann::ordered_json>& records);
 
-/// The lines of a JSONL file. Throws Error{malformed} with the line, Error{io}.
+/// The lines of a JSONL file, or the records of the document that `assay faults --json` writes. Throws Error{malformed} with the line, Error{io}.
 std::vector<nlohmann::ordered_json> read_records(const std::filesystem::path& file);
 
 }  // namespace assay

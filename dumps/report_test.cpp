@@ -364,6 +364,8 @@ TEST(Report, ReadsJsonLinesAndSaysWhereTheyAreNone) {
   Folder f;
   std::ofstream(f / "good") << "{\"record\":\"warning\",\"text\":\"x\"}\n\n{\"record\":\"warning\",\"text\":\"y\"}";
   EXPECT_EQ(read_records(f / "good").size(), 2u);
+  std::ofstream(f / "faults") << Json{{"faults", {{{"record", "fault"}, {"id", "A1/x"}}}}, {"clean", true}}.dump(1);
+  EXPECT_EQ(read_records(f / "faults").at(0).at("id"), "A1/x");
   std::ofstream(f / "bad") << "{\"record\":\"warning\"}\n[1]\n";
   std::ofstream(f / "torn") << "{\"record\":\"war";
   for (const char* file : {"bad", "torn", "absent"}) {

@@ -253,6 +253,7 @@ class SuggestionWriter {
     for (const DumpTensor& t : base_.tensors()) {
       const auto n = parse_tensor_name(t.name);
       if (!n || n->pass != "prefill" || n->phase.starts_with("logits_") || made.contains(n->phase)) continue;
+      if (phase_rank(n->phase) == phase_rank("")) continue;  // no phase that a map may excuse
       missing.insert((n->layer.empty() ? "*/" : "*/layer.*/") + n->phase);
     }
     for (const std::string& s : missing) {
