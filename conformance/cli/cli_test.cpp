@@ -149,6 +149,15 @@ TEST(Cli, AModelShowsWhatEachNodeAddsAndNamesTheOneThatAddsTooMuch) {
   EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --level byte_exact --model /no/such").code, 2);
 }
 
+TEST(Cli, AGraftTakesAGlobOfAnyPass) {
+  Folder f;
+  ASSERT_EQ(assay(tiny_dump(f / "a")).code, 0);
+  ASSERT_EQ(assay(tiny_dump(f / "c", "--plant rope-pairs")).code, 0);
+  const Output o = assay("bisect " + (f / "a") + " " + (f / "c") + " --model '" + kModel + "' --graft 'layer.*/q_rope'");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.text.find("graft"), std::string::npos) << o.text;
+}
+
 TEST(Cli, AFolderForWorkKeepsWhatWasInIt) {  // found in a reading: --work DIR was removed with everything in it
   Folder f;
   std::ofstream(f / "thesis.txt") << "keep";
