@@ -45,6 +45,7 @@ class Bisection {
 
   BisectResult run() {
     if (replayer_) out_.replayer = replayer_->about();
+    out_.rerun = replayer_ && replayer_->can_rerun(Side::target);
     out_.compared = compare(base_, target_, options_.compare);
     for (size_t i = 0; i < out_.compared.records.size(); i++) by_name_[out_.compared.records[i].name] = i;
     if (!out_.compared.divergence) {
@@ -54,7 +55,9 @@ class Bisection {
     const Divergence& d = *out_.compared.divergence;
     out_.name = d.name;
     out_.where = d.where;
-    if (d.base && d.target) out_.where += fmt::format(": base {:.9g}, target {:.9g}", *d.base, *d.target);
+    if (d.base && d.target)
+      out_.where += fmt::format(": {} {:.9g}, target {:.9g}",
+                                d.kind == "added" ? "float64 on its own inputs" : "base", *d.base, *d.target);
     trail();
     if (d.kind == "greedy" || d.phase == "ids") {
       ids_differ(d);
@@ -307,9 +310,15 @@ class Bisection {
       return j;
     }
     const auto given = tolerance_of(options_.compare.tolerance, comparing::phase_key(out_.name), base_);
-    j.limit = given ? *given : presets().at(kStrangersPreset).fixed;
+    j.limit = may_add() ? *may_add() : given ? *given : presets().at(kStrangersPreset).fixed;
     j.agrees = bits || (j.metrics.non_finite_mismatch == 0 && j.metrics.max_rel <= j.limit);
     return j;
+  }
+
+  /// The limit that the suspect was judged by where added error decides.
+  std::optional<double> may_add() const {
+    const CompareRecord* r = record(out_.name);
+    return r ? r->added_limit : std::nullopt;
   }
 
   std::string figures(const Judged& j) const {
@@ -341,7 +350,8 @@ class Bisection {
     out_.exact = replayer_->exact(out_.name);
     if (out_.exact) {
       const double b = out_.exact->base, t = out_.exact->target;
-      const char* wrong = t > 16 * b   ? "the target is wrong"
+      const char* wrong = may_add()    ? t > *may_add() ? "the target is wrong" : "the target adds what it may"
+                          : t > 16 * b ? "the target is wrong"
                           : b > 16 * t ? "the base is wrong"
                                        : "neither is far worse than the other";
       out_.text +=

@@ -117,6 +117,7 @@ struct BisectResult {
   std::optional<Replay> replay;
   std::optional<TensorMetrics> replay_metrics;  // expected against got
   std::string replayer;                         // Replayer::about()
+  bool rerun = false;                           // the replayer can run the target again
   std::optional<TwoSided> exact;
   std::optional<Reproducer> repro;
   std::vector<std::string> notes;  // what could not be done, and why
@@ -127,7 +128,7 @@ struct BisectResult {
 BisectResult bisect(const Dump& base, const Dump& target, const BisectOptions& options, Replayer* replayer);
 
 /// One record (schemas/record.schema.json "bisect"); text for people is rendered from it alone. `arguments`: of the command,
-/// so that the one which the text ends with judges alike ("--tol 0.1").
+/// so that the one which the text ends with judges alike (" --tol 0.1").
 nlohmann::ordered_json to_record(const BisectResult& r, const Dump& base, const Dump& target,
                                  const std::string& arguments = {});
 std::string render_bisect_text(const nlohmann::ordered_json& record, bool color);

@@ -62,16 +62,20 @@ std::string model_path(const Dump& d) {
 
 std::string next_command(const BisectResult& r, const Dump& base, const Dump& target, const std::string& arguments) {
   const std::string sides = shell_word(base.path().string()) + " " + shell_word(target.path().string());
-  const std::string judged = sides + (arguments.empty() ? "" : " " + arguments);
+  const std::string judged = sides + arguments;
   const std::string model = !model_path(target).empty() ? model_path(target) : model_path(base);
   const std::string named = model.empty() ? "MODEL" : shell_word(model);
   if (r.verdict == "equal") return "assay compare " + sides + " --level " + std::string(name_of(r.compared.level));
   if (r.repro) return "assay replay " + shell_word(r.repro->path.string());
   if (r.verdict == "missing" || r.verdict == "other_prompts" || r.verdict == "nothing")
     return "assay inspect " + shell_word(target.path().string());
-  if (r.replayer.empty()) return fmt::format("assay bisect {} --model {}", judged, named);
-  if (r.verdict == "kernel") return fmt::format("assay bisect {} --model {} --repro repro", judged, named);
-  return fmt::format("assay bisect {} --model {} --graft {}", judged, named, shell_word(r.name));
+  // The model as it was given, else as a manifest names it.
+  const bool given = arguments.find(" --model ") != std::string::npos;
+  const std::string more = judged + (given ? "" : " --model " + named);
+  if (r.replayer.empty()) return "assay bisect " + more;
+  if (!r.rerun) return fmt::format("assay compare {} --verbose", more);
+  if (r.verdict == "kernel") return fmt::format("assay bisect {} --repro repro", more);
+  return fmt::format("assay bisect {} --graft {}", more, shell_word(r.name));
 }
 
 }  // namespace

@@ -106,17 +106,21 @@ std::string place_text(const Dump& base, const std::string& name, const std::vec
 }
 
 std::optional<Divergence> find_divergence(const Dump& base, const Plan& plan, const std::vector<GreedyRecord>& greedy) {
-  // Of each prompt the first failing tensor: what fails behind it may be its consequence.
-  std::map<std::string, const CompareRecord*> by_prompt;
-  for (const CompareRecord& r : plan.records) {
-    if (r.status != Status::fail || r.kind == "extra") continue;
-    const auto n = parse_tensor_name(r.name);
-    const CompareRecord*& kept = by_prompt[n ? n->prompt : ""];
-    if (!kept || execution_key(r.name) < execution_key(kept->name)) kept = &r;
-  }
+  // Of each prompt the first failing tensor: what fails behind it may be its consequence. What is wrong comes before what
+  // is missing: a part that was not dumped may be meant.
   const CompareRecord* first = nullptr;
-  for (const auto& [prompt, r] : by_prompt)
-    if (!first || depth(r->name) < depth(first->name)) first = r;
+  for (const bool missing : {false, true}) {
+    std::map<std::string, const CompareRecord*> by_prompt;
+    for (const CompareRecord& r : plan.records) {
+      if (r.status != Status::fail || r.kind == "extra" || (r.kind == "missing") != missing) continue;
+      const auto n = parse_tensor_name(r.name);
+      const CompareRecord*& kept = by_prompt[n ? n->prompt : ""];
+      if (!kept || execution_key(r.name) < execution_key(kept->name)) kept = &r;
+    }
+    for (const auto& [prompt, r] : by_prompt)
+      if (!first || depth(r->name) < depth(first->name)) first = r;
+    if (first) break;
+  }
   if (!first) {
     for (const CompareRecord& r : plan.records) {
       if (r.status == Status::fail) {

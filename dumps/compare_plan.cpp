@@ -50,7 +50,7 @@ class CaptureHints {
     }
     if (groups_.contains(group(*n))) return "";
     if (n->is_state()) return " (assay dump captures it with --state)";
-    return n->pass == "decode" && steps > 0 ? fmt::format(" (assay dump captures it with --decode {})", steps) : "";
+    return n->pass == "decode" && steps > 0 ? fmt::format(" (assay dump captures it with --decode {0}; what there is: --only '*/prefill/*')", steps) : "";
   }
 
  private:
@@ -84,16 +84,21 @@ class Planner {
  private:
   bool selected(const std::string& name) const {
     if (options_.only.empty()) return true;
-    const std::string key = phase_key(name);
-    return std::find(options_.only.begin(), options_.only.end(), key) != options_.only.end();
+    return std::any_of(options_.only.begin(), options_.only.end(), [&](const std::string& o) { return fits(o, name); });
+  }
+
+  /// A phase ("q_rope", "state/k"), or with * a glob over whole names ("*/prefill/*").
+  static bool fits(const std::string& only, const std::string& name) {
+    return only.find('*') == std::string::npos ? phase_key(name) == only : glob_match(only, name);
   }
 
   void check_only() const {
     for (const std::string& phase : options_.only) {
       const bool there = std::any_of(base_.tensors().begin(), base_.tensors().end(),
-                                     [&](const DumpTensor& t) { return phase_key(t.name) == phase; });
+                                     [&](const DumpTensor& t) { return fits(phase, t.name); });
       if (there) continue;
-      throw Error(ErrorKind::usage, "--only", "no such phase in the baseline", "a phase such as q_rope or state/k",
+      throw Error(ErrorKind::usage, "--only", "no such phase in the baseline",
+                  "a phase such as q_rope or state/k, or a glob such as */prefill/*",
                   in_quotes(phase), "`assay inspect " + base_.path().string() + "` lists them");
     }
   }

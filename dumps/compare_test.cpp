@@ -210,6 +210,12 @@ TEST(Compare, UntilComparesUpToAndIncludingTheNode) {
   o.until = "layer.7/q_rope";
   EXPECT_THROW(compare(base, target, o), Error);
   o.until.reset();
+  o.only = {"*/layer.0/*", "embed"};
+  EXPECT_EQ(compare(base, target, o).compared, 2);
+  o.only = {"*/prefill/*"};
+  EXPECT_EQ(compare(base, target, o).exit_code(), 1);
+  o.only = {"*/layer.7/*"};
+  EXPECT_THROW(compare(base, target, o), Error) << "a glob that takes nothing";
   o.only = {"q_ropes"};
   EXPECT_THROW(compare(base, target, o), Error);
 }
@@ -354,7 +360,7 @@ TEST(Compare, RecordsAndTextSayTheSame) {
   EXPECT_EQ(text.find("FAIL max_rel: first at prompt0, step prefill/0, layer 3, phase q_rope, row 4 (position 4), column 17: base "), 0u) << text;
   EXPECT_EQ(text.find('\033'), std::string::npos) << "no colour unless asked for";
   EXPECT_NE(render_text(records, true, false).find("\033[31mFAIL"), std::string::npos);
-  EXPECT_NE(text.find("--until prompt0/prefill/0/layer.3/q_rope --verbose"), std::string::npos) << text;
+  EXPECT_NE(text.find("assay bisect "), std::string::npos) << text;
   EXPECT_NE(text.find("t t'"), std::string::npos) << "a path with a blank is quoted for the shell";
   // Through JSON text and back: the rendering needs nothing else.
   for (auto& j : records) j = nlohmann::ordered_json::parse(j.dump());

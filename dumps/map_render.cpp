@@ -41,13 +41,13 @@ namespace {
 
 constexpr size_t kShownFaults = 10;
 
-std::string render_verdict(const nlohmann::ordered_json& head, const nlohmann::ordered_json& verdict, bool verbose) {
+std::string render_verdict(const nlohmann::ordered_json& head, const nlohmann::ordered_json& verdict, bool bf16, bool verbose) {
   const std::string folder = verdict.at("out");
   const auto faults = verdict.at("faults").get<std::vector<std::string>>();
   if (faults.empty()) {
-    if (!folder.empty()) return fmt::format("next     assay compare BASE {} --preset f32\n", shell_word(folder));
-    return fmt::format("next     assay compare BASE {} --map {} --preset f32\n", shell_word(head.at("theirs")),
-                       shell_word(head.at("map")));
+    const std::string target = !folder.empty() ? shell_word(folder)
+                                               : shell_word(head.at("theirs")) + " --map " + shell_word(head.at("map"));
+    return fmt::format("next     assay compare BASE {} --preset {}\n", target, bf16 ? "bf16 --model MODEL" : "f32");
   }
   std::string out = fmt::format("FAIL     {} tensors whose replicas differ{}\n", faults.size(),
                                 folder.empty() ? "" : "; nothing was written");
@@ -100,7 +100,8 @@ std::string render_map(const std::vector<nlohmann::ordered_json>& records, bool 
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
   }
-  if (records.back().at("record") == "map_verdict") out += render_verdict(head, records.back(), verbose);
+  const bool bf16 = std::any_of(records.begin(), records.end(), [](const auto& r) { return r.value("dtype", "") == "BF16"; });
+  if (records.back().at("record") == "map_verdict") out += render_verdict(head, records.back(), bf16, verbose);
   return out;
 }
 

@@ -23,16 +23,6 @@ constexpr size_t kMostLines = 6;    // of failing tensors, unless verbose
 constexpr size_t kMostPhases = 12;  // of failing phases
 constexpr size_t kClosest = 4;      // of passing phases: those closest to their tolerance
 
-std::string shell(const std::string& path) {
-  const bool plain = !path.empty() && std::all_of(path.begin(), path.end(), [](unsigned char c) {
-    return std::isalnum(c) || std::string_view("/._-+=:,@%").find(char(c)) != std::string_view::npos;
-  });
-  if (plain) return path;
-  std::string out = "'";
-  for (char c : path) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
 /// Columns aligned by their widest cell: the first to the left, the last two as they are, figures to the right.
 class Table {
  public:
@@ -118,6 +108,7 @@ class Renderer {
       line += fmt::format(": {} near ties, at most {} allowed", near, most);
     } else {
       line += fmt::format(": {} compared", count("compared"));
+      if (count("skipped") > 0) line += fmt::format(", {} skipped", count("skipped"));
       if (near > 0) line += fmt::format(", {} near tie{} (at most {} allowed)", near, near == 1 ? "" : "s", most);
     }
     out_ += line + "\n\n";
@@ -142,6 +133,8 @@ class Renderer {
       }
       for (const auto& [phase, x] : t.at("by_phase").items()) line += fmt::format(", {} {:g}", phase, number(x));
       out_ += fmt::format("  {:<10} {}\n", "tolerance", line);
+      if (hides_faults())
+        out_ += fmt::format("  {:<10} {}\n", "", "of accumulated error, which hides faults: with --model each node is judged by itself");
     }
     for (const Json& r : records_) {
       if (text(r, "record") == "warning") out_ += fmt::format("  {:<10} {}\n", "warning", text(r, "text"));
@@ -320,7 +313,8 @@ class Renderer {
       row.push_back(l.target.name);
       table.add(std::move(row));
     }
-    out_ += table.str() + "  added: by each node on its own inputs, against float64; accumulated error is shown and decides nothing\n\n";
+    out_ += table.str() + fmt::format("  added: by each node on its own inputs, against float64; {} error is shown and decides nothing\n\n",
+                                      limits ? "accumulated" : "this");
   }
 
   /// From the first divergence on, in execution order; what stands before it in another prompt comes last.
@@ -437,19 +431,29 @@ class Renderer {
     }
   }
 
+  /// A low-precision target judged by accumulated error alone.
+  bool hides_faults() const {
+    return number(head_->at("tolerance").at("unit")) > 0 && text(*head_, "level") == "max_rel" &&
+           std::none_of(records_.begin(), records_.end(), [](const Json& r) { return r.contains("added_limit"); });
+  }
+
   void next() {
     const Json& s = *summary_;
-    const std::string base = shell(text(head_->at("base"), "path")), target = shell(text(head_->at("target"), "path"));
+    const std::string base = shell_word(text(head_->at("base"), "path")), target = shell_word(text(head_->at("target"), "path"));
     std::string line;
     const std::string kept = head_->contains("arguments") ? " " + text(*head_, "arguments") : "";
+    const bool maps = kept.find(" --map ") != std::string::npos || kept.find(" --only ") != std::string::npos;
     if (s.at("exit_code") != 0) {
       const Json& d = s.at("first_divergence");
       if (count("compared") == 0) {
         line = fmt::format("assay inspect {}", target);
       } else if (d.is_object() && text(d, "kind") == "missing") {
-        line = fmt::format("assay inspect {} --tensors", target);
+        line = 10 * count("missing") > 9 * count("compared") ? fmt::format("assay map --suggest {} {}   (other names?)", base, target)
+                                                            : fmt::format("assay inspect {} --tensors", target);
+      } else if (d.is_object() && text(s, "level") != "greedy_prefix" && text(d, "kind") != "greedy" && !maps) {
+        line = fmt::format("assay bisect {} {} --level {}{}", base, target, text(s, "level"), kept);
       } else if (d.is_object() && !verbose_ && text(d, "kind") != "greedy") {
-        line = fmt::format("assay compare {} {} --level {}{} --until {} --verbose", base, target, text(s, "level"), kept, shell(text(d, "name")));
+        line = fmt::format("assay compare {} {} --level {}{} --until {} --verbose", base, target, text(s, "level"), kept, shell_word(text(d, "name")));
       } else if (!verbose_) {
         line = fmt::format("assay compare {} {} --level {}{} --verbose", base, target, text(s, "level"), kept);
       } else {
@@ -457,6 +461,8 @@ class Renderer {
       }
     } else if (text(s, "level") != "byte_exact" && s.at("reached") == "byte_exact") {
       line = fmt::format("assay compare {} {} --level byte_exact   (it holds, and may be required)", base, target);
+    } else if (hides_faults()) {
+      line = fmt::format("assay compare {} {} --level {}{} --model MODEL", base, target, text(s, "level"), kept);
     } else if (!verbose_) {
       line = fmt::format("assay compare {} {} --level {}{} --verbose", base, target, text(s, "level"), kept);
     }

@@ -51,10 +51,10 @@ void figure_or_blank(HtmlTable& t, const Json& j, std::initializer_list<const ch
 }
 
 /// What float64 says about one node, from both sides.
-std::string float64_table(const Material& all, const std::string& name, const std::string& id) {
+std::string float64_table(const std::vector<const Json*>& nodes, const std::string& name, const std::string& id) {
   HtmlTable t(id, "Error against float64 at this place, each side on its own input",
               {"side", "#added here", "#accumulated", "#limit", "status", "at", "#float64", "#this side"});
-  for (const Json* n : all.nodes) {
+  for (const Json* n : nodes) {
     if (text(*n, "name") != name) continue;
     t.row(failed(*n) ? "bad" : "").cell(text(*n, "side"));
     for (const char* key : {"added", "accumulated", "limit"}) figure_or_blank(t, *n, {key});
@@ -81,7 +81,7 @@ void divergence(const Comparison& c, const Material& all, const std::string& pre
     const double x = number(*d, {side});
     body += fmt::format("<dt>{0}</dt><dd class=\"mono\" data-v=\"{1}\">{1}</dd>\n", side, exact(x));
   }
-  body += "</dl>\n" + float64_table(all, name, prefix + "float64");
+  body += "</dl>\n" + float64_table(c.nodes.empty() && all.comparisons.size() == 1 ? all.nodes : c.nodes, name, prefix + "float64");
   const auto at =
       std::find_if(c.tensors.begin(), c.tensors.end(), [&](const Json* t) { return text(*t, "name") == name; });
   if (at != c.tensors.end()) {

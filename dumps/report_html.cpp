@@ -116,7 +116,9 @@ std::string summary_card(const Comparison& c) {
 std::string absent(const Material& m) {
   std::string out;
   const std::pair<bool, const char*> parts[] = {{m.comparisons.empty(), "comparison of two dumps"},
-                                                {m.nodes.empty(), "error against float64 by node"},
+                                                {m.nodes.empty() && std::none_of(m.comparisons.begin(), m.comparisons.end(),
+                                                                                  [](const auto& c) { return !c.nodes.empty(); }),
+                                                 "error against float64 by node"},
                                                 {m.bisects.empty(), "bisect"},
                                                 {m.faults.empty(), "planted faults"},
                                                 {m.checks.empty(), "checks of the registry"}};
@@ -161,6 +163,7 @@ std::string page(const std::vector<Json>& records) {
     cards += summary_card(c);
     const size_t first = sections.size();
     comparison_sections(c, m, fmt::format("c{}-", i + 1), sections);
+    node_section(c.nodes, i == 0 ? "" : fmt::format("c{}-", i + 1), sections);
     if (m.comparisons.size() < 2) continue;
     for (size_t k = first; k < sections.size(); k++) sections[k].title += fmt::format(" (comparison {})", i + 1);
   }

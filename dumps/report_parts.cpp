@@ -257,7 +257,7 @@ Material sort_out(const std::vector<Json>& records) {
     } else if (kind == "warning") {
       current().warnings.push_back(&r);
     } else if (kind == "node_error") {
-      m.nodes.push_back(&r);
+      (open ? current().nodes : m.nodes).push_back(&r);
     } else if (kind == "bisect" || kind == "graft" || kind == "replay") {
       m.bisects.push_back(&r);
     } else if (kind == "fault") {

@@ -87,12 +87,12 @@ std::string heat_legend_html();
 struct Comparison {
   const Json* head = nullptr;  // may be absent (records cut off)
   const Json* summary = nullptr;
-  std::vector<const Json*> tensors, greedy, topk, warnings;
+  std::vector<const Json*> tensors, greedy, topk, warnings, nodes;  // nodes: `node_error` between header and summary
 };
 /// All records, sorted into what they speak of.
 struct Material {
   std::vector<Comparison> comparisons;
-  std::vector<const Json*> nodes, bisects, faults, checks;  // bisects: grafts and replays of reproducers, too
+  std::vector<const Json*> nodes, bisects, faults, checks;  // nodes: of no comparison; bisects: grafts and replays of reproducers, too
   std::vector<std::pair<std::string, int64_t>> unknown;     // kinds that no part shows
 };
 Material sort_out(const std::vector<Json>& records);
@@ -115,6 +115,8 @@ struct Section {
 void comparison_sections(const Comparison& c, const Material& all, const std::string& prefix,
                          std::vector<Section>& out);
 void map_sections(const Comparison& c, const std::string& prefix, std::vector<Section>& out);
+/// Added error per node; ids of the page begin with `prefix`.
+void node_section(const std::vector<const Json*>& nodes, const std::string& prefix, std::vector<Section>& out);
 void suite_sections(const Material& all, std::vector<Section>& out);
 /// PASS on the card and in the title: only what the summary says itself, never what it leaves out.
 bool passed(const Comparison& c);

@@ -27,9 +27,9 @@ struct Node {
 };
 
 /// Layer x phase of the added error of one side.
-std::string added_map(const std::vector<std::pair<std::string, Node>>& nodes, bool base) {
+std::string added_map(const std::vector<std::pair<std::string, Node>>& nodes, bool base, const std::string& prefix) {
   HeatMap map;
-  map.id = base ? "added-base" : "added-target";
+  map.id = prefix + (base ? "added-base" : "added-target");
   map.caption = fmt::format("log10 of the error that each node of the {} adds", base ? "base" : "target");
   map.measure = "adds";
   map.upright = true;
@@ -75,65 +75,6 @@ std::string added_map(const std::vector<std::pair<std::string, Node>>& nodes, bo
   map.cells.resize(map.rows.size() * map.columns.size());
   for (const Point& p : points) map.at(p.row, p.column).worse(p.cell);
   return heat_map_html(map);
-}
-
-void nodes(const Material& all, std::vector<Section>& out) {
-  std::vector<std::pair<std::string, Node>> list;
-  std::map<std::string, size_t> place;
-  for (const Json* n : all.nodes) {
-    const std::string name = text(*n, "name");
-    const auto [it, fresh] = place.emplace(name, list.size());
-    if (fresh) list.push_back({name, {nullptr, nullptr, integer(*n, {"order"})}});
-    (text(*n, "side") == "base" ? list[it->second].second.base : list[it->second].second.target) = n;
-  }
-  if (list.empty()) return;
-  std::stable_sort(list.begin(), list.end(),
-                   [](const auto& a, const auto& b) { return a.second.order < b.second.order; });
-  const bool base = std::any_of(list.begin(), list.end(), [](const auto& x) { return x.second.base != nullptr; });
-  const bool target = std::any_of(list.begin(), list.end(), [](const auto& x) { return x.second.target != nullptr; });
-  std::vector<std::string> head = {"node"};
-  for (const char* side : {"target", "base"}) {
-    if (!(side == std::string_view("base") ? base : target)) continue;
-    for (const char* what : {"#{} adds", "", "#{} accumulated"}) head.push_back(fmt::format(fmt::runtime(what), side));
-  }
-  head.insert(head.end(), {"#limit", "status", "window starts from"});
-  HtmlTable table("node-table",
-                  "What each node adds: its value against float64 on the side's own input; bars from 1e-16 to 1", head);
-  for (size_t i = 0; i < std::min(list.size(), kMostNodes); i++) {
-    const Node& n = list[i].second;
-    const Json& any = n.target ? *n.target : *n.base;
-    const bool failed = text(any, "status") == "fail";
-    table.row(failed ? "bad" : "").html("<code>" + escape(list[i].first) + "</code>");
-    for (const bool is_base : {false, true}) {
-      if (!(is_base ? base : target)) continue;
-      const Json* side = is_base ? n.base : n.target;
-      const Json* added = side ? find(*side, {"added"}) : nullptr;
-      if (!added) {
-        table.blank().html("").blank();
-        continue;
-      }
-      table.cell(number(*added)).html(bar(number(*added), is_base ? "base" : ""));
-      const Json* total = find(*side, {"accumulated"});
-      total && !total->is_null() ? table.cell(number(*total)) : table.blank();
-    }
-    const Json* limit = find(any, {"limit"});
-    limit && !limit->is_null() ? table.cell(number(*limit)) : table.blank();
-    table.html(failed ? "<span class=\"st fail\">fail</span>" : escape(text(any, "status")));
-    std::string inputs;
-    if (const Json* from = find(any, {"inputs"}); from && from->is_array()) {
-      for (const Json& x : *from) inputs += (inputs.empty() ? "" : ", ") + plain(x);
-    }
-    table.cell(inputs);
-  }
-  std::string body = heat_legend_html();
-  if (target) body += added_map(list, false);
-  if (base) body += added_map(list, true);
-  body += fmt::format("<details{}><summary>{} nodes</summary>\n{}", list.size() <= 60 ? " open" : "", list.size(),
-                      table.str());
-  if (list.size() > kMostNodes) {
-    body += fmt::format("<p class=\"note\">The first {} nodes; the maps hold all of them.</p>\n", kMostNodes);
-  }
-  out.push_back({"nodes", "Added error per node", body + "</details>\n"});
 }
 
 /// Values as people read them: lists as lists, objects as "key value, key value".
@@ -329,8 +270,68 @@ void checks(const Material& all, std::vector<Section>& out) {
 
 }  // namespace
 
+void node_section(const std::vector<const Json*>& nodes, const std::string& prefix, std::vector<Section>& out) {
+  std::vector<std::pair<std::string, Node>> list;
+  std::map<std::string, size_t> place;
+  for (const Json* n : nodes) {
+    const std::string name = text(*n, "name");
+    const auto [it, fresh] = place.emplace(name, list.size());
+    if (fresh) list.push_back({name, {nullptr, nullptr, integer(*n, {"order"})}});
+    (text(*n, "side") == "base" ? list[it->second].second.base : list[it->second].second.target) = n;
+  }
+  if (list.empty()) return;
+  std::stable_sort(list.begin(), list.end(),
+                   [](const auto& a, const auto& b) { return a.second.order < b.second.order; });
+  const bool base = std::any_of(list.begin(), list.end(), [](const auto& x) { return x.second.base != nullptr; });
+  const bool target = std::any_of(list.begin(), list.end(), [](const auto& x) { return x.second.target != nullptr; });
+  std::vector<std::string> head = {"node"};
+  for (const char* side : {"target", "base"}) {
+    if (!(side == std::string_view("base") ? base : target)) continue;
+    for (const char* what : {"#{} adds", "", "#{} accumulated"}) head.push_back(fmt::format(fmt::runtime(what), side));
+  }
+  head.insert(head.end(), {"#limit", "status", "window starts from"});
+  HtmlTable table(prefix + "node-table",
+                  "What each node adds: its value against float64 on the side's own input; bars from 1e-16 to 1", head);
+  for (size_t i = 0; i < std::min(list.size(), kMostNodes); i++) {
+    const Node& n = list[i].second;
+    const Json& any = n.target ? *n.target : *n.base;
+    const bool failed = text(any, "status") == "fail";
+    table.row(failed ? "bad" : "").html("<code>" + escape(list[i].first) + "</code>");
+    for (const bool is_base : {false, true}) {
+      if (!(is_base ? base : target)) continue;
+      const Json* side = is_base ? n.base : n.target;
+      const Json* added = side ? find(*side, {"added"}) : nullptr;
+      if (!added) {
+        table.blank().html("").blank();
+        continue;
+      }
+      table.cell(number(*added)).html(bar(number(*added), is_base ? "base" : ""));
+      const Json* total = find(*side, {"accumulated"});
+      total && !total->is_null() ? table.cell(number(*total)) : table.blank();
+    }
+    const Json* limit = find(any, {"limit"});
+    limit && !limit->is_null() ? table.cell(number(*limit)) : table.blank();
+    table.html(failed ? "<span class=\"st fail\">fail</span>" : escape(text(any, "status")));
+    std::string inputs;
+    if (const Json* from = find(any, {"inputs"}); from && from->is_array()) {
+      for (const Json& x : *from) inputs += (inputs.empty() ? "" : ", ") + plain(x);
+    }
+    table.cell(inputs);
+  }
+  std::string body = heat_legend_html();
+  if (target) body += added_map(list, false, prefix);
+  if (base) body += added_map(list, true, prefix);
+  body += fmt::format("<details{}><summary>{} nodes</summary>\n{}", list.size() <= 60 ? " open" : "", list.size(),
+                      table.str());
+  if (list.size() > kMostNodes) {
+    body += fmt::format("<p class=\"note\">The first {} nodes; the maps hold all of them.</p>\n", kMostNodes);
+  }
+  out.push_back({prefix + "nodes", "Added error per node", body + "</details>\n"});
+}
+
 void suite_sections(const Material& all, std::vector<Section>& out) {
-  nodes(all, out);
+  const bool taken = std::any_of(all.comparisons.begin(), all.comparisons.end(), [](const auto& c) { return !c.nodes.empty(); });
+  node_section(all.nodes, taken ? "more-" : "", out);
   bisects(all, out);
   faults(all, out);
   checks(all, out);

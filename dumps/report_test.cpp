@@ -310,6 +310,21 @@ TEST(Report, OtherRecordsHaveTheirParts) {
   EXPECT_TRUE(has(page, "Not in these records: comparison of two dumps."));
 }
 
+TEST(Report, AddedErrorsBelongToTheirOwnComparison) {  // found by a new user: another's error stood beside a failure
+  std::vector<Json> first = compared(), r = first;
+  std::string name;
+  for (const Json& j : first)
+    if (j.at("record") == "summary") name = j.at("first_divergence").at("name").get<std::string>();
+  const Json error = {{"record", "node_error"}, {"side", "target"}, {"name", name}, {"added", 1e-3}, {"limit", 1}, {"status", "pass"}};
+  r.insert(r.end(), first.begin(), first.end() - 1);
+  r.push_back(error);
+  r.push_back(first.back());
+  const std::string page = render_html(r);
+  EXPECT_FALSE(has(page, "id=\"c1-float64\""));
+  EXPECT_TRUE(has(page, "id=\"c2-float64\""));
+  EXPECT_TRUE(has(page, "Added error per node (comparison 2)"));
+}
+
 TEST(Report, LoadsNothingFromOutside) {
   const std::string page = render_html(compared());
   for (const char* part : {"http:", "https:", "src=", "@import", "url("}) EXPECT_FALSE(has(page, part)) << part;

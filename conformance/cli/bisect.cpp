@@ -10,13 +10,14 @@
 #include "dumps/bisect.h"
 #include "dumps/error.h"
 #include "dumps/rows.h"
+#include "dumps/text.h"
 #include "oracle/window.h"
 
 namespace assay::cli {
 namespace {
 struct BisectCommand : EngineChoice {
-  std::string base, target, level, preset, model, graft, repro, json;
-  std::optional<double> tol;
+  std::string base, target, level, model, graft, repro, json;
+  ToleranceOptions tolerance;
   bool no_color = false, engine_asked = false;
 };
 
@@ -30,11 +31,10 @@ CompareOptions judged_by(const BisectCommand& o, const Dump& base, const Dump& t
   CompareOptions out;
   const bool official = base.kind() == Dump::Kind::official_case;
   const bool same_engine = !engine_name(base).empty() && engine_name(base) == engine_name(target);
-  const bool tolerance = !o.preset.empty() || o.tol;
-  const std::string name = !o.level.empty()        ? o.level
-                           : tolerance || official ? "max_rel"
-                           : same_engine           ? "byte_exact"
-                                                   : "";
+  const std::string name = !o.level.empty()                  ? o.level
+                           : o.tolerance.asked() || official ? "max_rel"
+                           : same_engine                     ? "byte_exact"
+                                                             : "";
   if (name.empty())
     throw Error(ErrorKind::usage, "assay bisect", "dumps of two engines need a tolerance",
                 "--preset NAME, --tol X or --level byte_exact");
@@ -42,36 +42,8 @@ CompareOptions judged_by(const BisectCommand& o, const Dump& base, const Dump& t
   if (!level || *level == Level::greedy_prefix)
     throw Error(ErrorKind::usage, "--level", "unknown level", "byte_exact or max_rel", "\"" + name + "\"");
   out.level = *level;
-  const std::string preset = !o.preset.empty() ? o.preset : official ? "official-f32" : "";
-  if (!preset.empty()) {
-    const auto it = presets().find(preset);
-    if (it == presets().end()) {
-      std::string known;
-      for (const auto& [n, _] : presets()) known += (known.empty() ? "" : ", ") + n;
-      throw Error(ErrorKind::usage, "--preset", "unknown preset", "one of " + known, "\"" + preset + "\"");
-    }
-    out.tolerance = it->second;
-  }
-  if (o.tol) {
-    if (!(*o.tol >= 0 && *o.tol < 1e6))
-      throw Error(ErrorKind::usage, "--tol", "out of range", "0 to 1e6", std::to_string(*o.tol));
-    out.tolerance.fixed = *o.tol;
-    if (o.preset.empty()) out.tolerance.noise_factor = 0;
-    out.tolerance.preset = "custom";
-  }
-  if (out.level == Level::max_rel && out.tolerance.preset.empty())
-    throw Error(ErrorKind::usage, "assay bisect", "max_rel needs a tolerance", "--tol X or --preset NAME", "",
-                "Only official cases bring their own.");
+  out.tolerance = o.tolerance.chosen(base, out.level);
   out.threads = o.threads;
-  return out;
-}
-
-/// What the next command needs to judge alike.
-std::string arguments_of(const BisectCommand& o) {
-  std::string out;
-  for (const auto& [option, value] : {std::pair{"--level", o.level}, {"--preset", o.preset}})
-    if (!value.empty()) out += fmt::format("{}{} {}", out.empty() ? "" : " ", option, value);
-  if (o.tol) out += fmt::format("{}--tol {}", out.empty() ? "" : " ", *o.tol);
   return out;
 }
 
@@ -102,9 +74,12 @@ int run(const BisectCommand& o) {
     }
   }
   const BisectResult result = bisect(base, target, options, replayer.get());
-  std::vector<nlohmann::ordered_json> records = {to_record(result, base, target, arguments_of(o))};
+  const std::string arguments = (o.level.empty() ? "" : " --level " + o.level) + o.tolerance.words() +
+                                (o.model.empty() ? "" : " --model " + shell_word(o.model));
+  std::vector<nlohmann::ordered_json> records = {to_record(result, base, target, arguments)};
   if (!o.graft.empty()) {
     const WorkFolder work("", "assay-graft");
+    options.compare.added.clear();  // of the run before
     records.push_back(to_record(graft(*replayer, base, target, o.graft, options.compare, work.path / "dump")));
   }
   if (!o.json.empty()) write_records(o.json, records);
@@ -126,10 +101,7 @@ void add_bisect(CLI::App& app, int& code) {
   c->add_option("--model", o->model,
                 "folder or .gguf file: operands are held against it and the suspect node is replayed");
   c->add_option("--level", o->level, "byte_exact or max_rel (default: byte_exact between dumps of one engine)");
-  std::string known;
-  for (const auto& [name, tolerance] : presets()) known += (known.empty() ? "" : ", ") + name;
-  c->add_option("--preset", o->preset, "named tolerances: " + known);
-  c->add_option("--tol", o->tol, "max_rel that every tensor may reach");
+  o->tolerance.add(*c);
   c->add_option("--graft", o->graft,
                 "run the target again with the baseline's value of this node: layer.3/q_rope, a full name, a glob; "
                 "more by commas");

@@ -9,6 +9,7 @@
 #include "dumps/compare.h"
 #include "dumps/error.h"
 #include "dumps/report.h"
+#include "dumps/text.h"
 #include "dumps/map.h"
 #include "dumps/names.h"
 #include "oracle/window.h"
@@ -16,9 +17,8 @@
 namespace assay::cli {
 namespace {
 struct CompareCommand {
-  std::string base, target, level = "max_rel", preset, until, only, map, model, json;
-  std::optional<double> tol, noise_factor;
-  std::string html;
+  std::string base, target, level = "max_rel", until, only, map, model, json, html;
+  ToleranceOptions tolerance;
   int threads = 0;
   bool verbose = false, no_color = false, extra = false;
 };
@@ -44,31 +44,7 @@ int run(const CompareCommand& o) {
   const Dump base = Dump::open(o.base);
   Dump target = Dump::open(o.target);
   if (!o.map.empty()) target = Mapping(target, DumpMap::read(o.map)).dump();
-  const std::string preset = !o.preset.empty() ? o.preset : base.kind() == Dump::Kind::official_case ? "official-f32" : "";
-  if (!preset.empty()) {
-    const auto it = presets().find(preset);
-    if (it == presets().end()) {
-      std::string known;
-      for (const auto& [name, _] : presets()) known += (known.empty() ? "" : ", ") + name;
-      throw Error(ErrorKind::usage, "--preset", "unknown preset", "one of " + known, "\"" + preset + "\"");
-    }
-    options.tolerance = it->second;
-  }
-  for (const auto& [value, name] : {std::pair{o.tol, "--tol"}, std::pair{o.noise_factor, "--noise-factor"}})
-    if (value && !(*value >= 0 && *value < 1e6))
-      throw Error(ErrorKind::usage, name, "out of range", "0 to 1e6", std::to_string(*value));
-  if (o.tol) {
-    options.tolerance.fixed = *o.tol;
-    options.tolerance.cache_ulps = 0;
-    if (o.preset.empty() && !o.noise_factor) options.tolerance.noise_factor = 0;
-    options.tolerance.preset = "custom";
-  }
-  if (o.noise_factor) {
-    options.tolerance.noise_factor = *o.noise_factor;
-    options.tolerance.preset = "custom";
-  }
-  if (options.level == Level::max_rel && options.tolerance.preset.empty())
-    throw Error(ErrorKind::usage, "assay compare", "max_rel needs a tolerance", "--tol X or --preset NAME", "", "Only official cases bring their own.");
+  options.tolerance = o.tolerance.chosen(base, options.level);
   if (!o.until.empty()) options.until = o.until;
   if (!o.only.empty()) options.only = split(o.only, ',');
   if (o.threads < 0 || o.threads > 1024) throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(o.threads));
@@ -93,13 +69,9 @@ int run(const CompareCommand& o) {
   CompareResult result = compare(base, target, options);
   if (!o.model.empty()) warn_of_the_unknown(target, result);
   auto records = to_records(result, base, target);
-  std::string kept;   // so that the command which the text ends with judges the same
-  if (!o.preset.empty()) kept += " --preset " + o.preset;
-  if (o.tol) kept += fmt::format(" --tol {}", *o.tol);
-  if (o.noise_factor) kept += fmt::format(" --noise-factor {}", *o.noise_factor);
-  if (!o.only.empty()) kept += " --only " + o.only;
-  if (!o.map.empty()) kept += " --map " + o.map;
-  if (!o.model.empty()) kept += " --model " + o.model;
+  std::string kept = o.tolerance.words();  // so that the command which the text ends with judges the same
+  for (const auto& [option, value] : {std::pair{" --only ", o.only}, {" --map ", o.map}, {" --model ", o.model}})
+    if (!value.empty()) kept += option + shell_word(value);
   if (!kept.empty()) records.front()["arguments"] = kept.substr(1);
   if (!o.json.empty()) write_records(o.json, records);
   if (!o.html.empty()) write_text(o.html, render_html(records));
@@ -114,13 +86,9 @@ void add_compare(CLI::App& app, int& code) {
   c->add_option("base", o->base, "dump, official case (goldens/official/...) or folder of safetensors")->required();
   c->add_option("target", o->target, "dump or folder of safetensors")->required();
   c->add_option("--level", o->level, "byte_exact, max_rel or greedy_prefix")->capture_default_str();
-  c->add_option("--tol", o->tol, "max_rel that every tensor may reach");
-  c->add_option("--noise-factor", o->noise_factor, "times the baseline's noise floor per phase (official cases), at least --tol");
-  std::string known;
-  for (const auto& [name, tolerance] : presets()) known += (known.empty() ? "" : ", ") + name;
-  c->add_option("--preset", o->preset, "named tolerances (dumps/README.md says for what): " + known + "; official cases default to official-f32");
+  o->tolerance.add(*c);
   c->add_option("--until", o->until, "stop after this node: layer.3/q_rope (a pass is then partial)");
-  c->add_option("--only", o->only, "phases, comma-separated");
+  c->add_option("--only", o->only, "phases, or globs over whole names (*/prefill/*), comma-separated");
   c->add_option("--map", o->map, "map file (dumps/MAP.md): the target is another engine's dump");
   c->add_option("--model", o->model, "HF folder or GGUF file: shows the error that each node adds; with --preset bf16 it decides");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();

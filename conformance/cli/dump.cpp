@@ -99,6 +99,8 @@ int run(const DumpCommand& o) {
   }
   text += fmt::format("wrote    {}: {} tensors, mode {}\nnext     assay {} {}\n", o.out,
                       dump.tensors().size(), o.mode, o.model.official.empty() ? "inspect" : "compare " + o.model.official, o.out);
+  if (!o.model.official.empty() && o.model.kv != "f32")
+    text += fmt::format("note     caches are {}; the official goldens keep theirs unrounded: --kv f32 to be held against them\n", o.model.kv);
   if (!o.json.empty()) write_records(o.json, {record});
   if (o.json != "-") std::cout << text;
   return code;

@@ -1,5 +1,7 @@
 #include "conformance/cli/options.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -251,6 +253,60 @@ void write_records(const std::string& file, const std::vector<nlohmann::ordered_
   std::string text;
   for (const auto& r : records) text += r.dump() + "\n";
   write_text(file, text);
+}
+
+static std::string known_presets() {
+  std::string out;
+  for (const auto& [name, _] : presets()) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+void ToleranceOptions::add(CLI::App& command) {
+  command.add_option("--tol", tol, "max_rel that every tensor may reach");
+  command.add_option("--noise-factor", noise_factor,
+                     "times the baseline's noise floor per phase (official cases), at least --tol");
+  command.add_option("--preset", preset, "named tolerances (dumps/README.md says for what): " + known_presets() +
+                                             "; official cases default to official-f32");
+}
+
+Tolerance ToleranceOptions::chosen(const Dump& base, Level level) const {
+  Tolerance out;
+  const std::string name = !preset.empty() ? preset : base.kind() == Dump::Kind::official_case ? "official-f32" : "";
+  if (!name.empty()) {
+    const auto it = presets().find(name);
+    if (it == presets().end())
+      throw Error(ErrorKind::usage, "--preset", "unknown preset", "one of " + known_presets(), "\"" + name + "\"");
+    out = it->second;
+    if (out.noise_factor > 0 && base.kind() != Dump::Kind::official_case)
+      throw Error(ErrorKind::usage, "--preset " + name, "needs the noise floors of an official case",
+                  "goldens/official/CASE as the baseline", base.path().string(),
+                  "Between two dumps: --preset " + name.substr(name.find('-') + 1) + ".");
+  }
+  for (const auto& [value, option] : {std::pair{tol, "--tol"}, std::pair{noise_factor, "--noise-factor"}})
+    if (value && !(*value >= 0 && *value < 1e6))
+      throw Error(ErrorKind::usage, option, "out of range", "0 to 1e6", std::to_string(*value));
+  if (tol) {  // then accumulated error is what is asked about
+    out.fixed = *tol;
+    out.cache_ulps = out.unit = 0;
+    if (preset.empty() && !noise_factor) out.noise_factor = 0;
+    out.preset = "custom";
+  }
+  if (noise_factor) {
+    out.noise_factor = *noise_factor;
+    out.preset = "custom";
+  }
+  if (level == Level::max_rel && out.preset.empty())
+    throw Error(ErrorKind::usage, "--level max_rel", "needs a tolerance", "--tol X or --preset NAME", "",
+                "Only official cases bring their own.");
+  return out;
+}
+
+std::string ToleranceOptions::words() const {
+  std::string out;
+  if (!preset.empty()) out += " --preset " + preset;
+  if (tol) out += fmt::format(" --tol {}", *tol);
+  if (noise_factor) out += fmt::format(" --noise-factor {}", *noise_factor);
+  return out;
 }
 
 WorkFolder::WorkFolder(const std::filesystem::path& base, const std::string& name) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conformance/runner.h"
+#include "dumps/compare.h"
 #include "engine/text/tokenizer.h"
 
 namespace assay::cli {
@@ -82,6 +83,18 @@ void add_plan(CLI::App& app, int& code);
 void add_limits(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 void add_tokenize(CLI::App& app, int& code);
+
+/// --preset, --tol, --noise-factor: what max_rel holds values against.
+struct ToleranceOptions {
+  std::string preset;
+  std::optional<double> tol, noise_factor;
+  void add(CLI::App& command);
+  bool asked() const { return !preset.empty() || tol || noise_factor; }
+  /// Official cases bring their own. Error{usage}: unknown names, numbers out of range, and at max_rel none at all.
+  Tolerance chosen(const Dump& base, Level level) const;
+  /// As words of a command, each with a blank before it, so that the next one judges alike.
+  std::string words() const;
+};
 
 /// A new folder below `base` (empty: the system's folder for temporary files), gone with everything in it at the end. What was
 /// in `base` stays. Error{io} if it can't be made.

@@ -47,11 +47,17 @@ GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target
   GraftResult out;
   out.nodes = chosen(target, nodes);
   std::map<std::string, std::vector<float>> values;
-  for (const std::string& name : out.nodes) {
+  std::vector<std::string> meant_nodes;
+  meant_nodes.swap(out.nodes);
+  for (const std::string& name : meant_nodes) {
     auto x = replayer.base_value(name);
-    if (!x) throw Error(ErrorKind::usage, "--graft", "the baseline has no value of " + name);
+    if (!x) continue;  // an official case has some prompts whole, of others the logits alone
     values[name] = std::move(*x);
+    out.nodes.push_back(name);
   }
+  if (out.nodes.empty())
+    throw Error(ErrorKind::usage, "--graft", "the baseline has no value of " + meant_nodes[0], "a node that it holds", "",
+                "`assay inspect " + shell_word(base.path().string()) + " --tensors` lists them");
   const auto engine = replayer.engine_of(Side::target);
   std::set<std::string> used;
   for (Node& n : engine->plantable_program().nodes) {
@@ -101,6 +107,11 @@ GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target
   const CompareResult before = compare(base, target, options), after = compare(base, Dump::open(work), options);
   std::set<std::string> prompts;
   for (const std::string& n : out.nodes) prompts.insert(parse_tensor_name(n)->prompt);
+  std::set<std::string> both, judged;  // after a flip one of the two runs was fed other tokens: not counted
+  for (const CompareRecord& t : before.records)
+    if (t.status != Status::skipped) judged.insert(t.name);
+  for (const CompareRecord& t : after.records)
+    if (t.status != Status::skipped && judged.contains(t.name)) both.insert(t.name);
   // Behind the graft: what its prompts compute after the first value that was put in.
   const auto differing = [&](const CompareResult& r, int64_t* behind, std::string* first) {
     int64_t n = 0;
@@ -110,7 +121,7 @@ GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target
         const auto parts = parse_tensor_name(t.name);
         if (!parts || parts->prompt != prompt) continue;
         reached = reached || std::find(out.nodes.begin(), out.nodes.end(), t.name) != out.nodes.end();
-        if (!reached || t.status == Status::skipped) continue;
+        if (!reached || t.status == Status::skipped || !both.contains(t.name)) continue;
         if (behind) ++*behind;
         if (t.status != Status::fail) continue;
         if (n++ == 0 && first) *first = t.name;
@@ -120,15 +131,16 @@ GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target
   };
   out.differed = differing(before, nullptr, nullptr);
   out.differs = differing(after, &out.behind, &out.first_left);
-  const std::string put =
+  std::string put =
       out.nodes.size() == 1 ? out.nodes[0] : fmt::format("{} values ({}, ...)", out.nodes.size(), out.nodes[0]);
+  if (out.nodes.size() < meant_nodes.size())
+    put += fmt::format(" (of {} others the baseline holds none)", meant_nodes.size() - out.nodes.size());
   if (out.differed == 0)
     out.text = fmt::format("nothing differed behind {}, so that its value in the target proves nothing", put);
   else if (out.vanished())
     out.text = fmt::format(
-        "with the baseline's value of {} the error vanishes: {} tensors behind it differed, none does now. That node "
-        "is the cause",
-        put, out.differed);
+        "with the baseline's value of {} the error vanishes: {} tensors behind it differed, none does now. {} the cause",
+        put, out.differed, out.nodes.size() == 1 ? "That node is" : "These nodes are");
   else
     out.text = fmt::format(
         "with the baseline's value of {} {} of {} tensors behind it still differ, first {}: it is not the only cause",

@@ -19,8 +19,8 @@ struct GraftResult {
 };
 
 /// `nodes`: a full name, the end of one ("layer.0/q_rope": in every prompt and pass), or a glob with *; several by
-/// commas. `work`: an empty folder for the run's dump. Throws Error{usage} where the target can't be run again, no node
-/// is meant, or the baseline has no value for one.
+/// commas; those that the baseline holds are put in. `work`: an empty folder for the run's dump. Throws Error{usage} where
+/// the target can't be run again, no node is meant, or the baseline has no value for any.
 GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target, const std::string& nodes,
                   const CompareOptions& options, const std::filesystem::path& work);
 

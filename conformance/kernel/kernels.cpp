@@ -12,7 +12,7 @@ namespace {
 
 /// One entry per member of Kernels, in their order.
 constexpr KernelCheck kTable[] = {
-    {KernelOp::linear, "linear", 346, "2^-24 (ceil(K/256) + 9) sum|w x|, a bias and denormals aside", linear_cases},
+    {KernelOp::linear, "linear", 414, "2^-24 (ceil(K/256) + 9) sum|w x|, a bias and denormals aside", linear_cases},
     {KernelOp::quantise, "quantise", 1272, "0.501 (s16) or 0.50001 (s8) of the group's scale; codes are the rule's",
      quantise_cases},
     {KernelOp::quant_linear, "quant_linear", 1812, "sum h |w| + 2^-24 (m ceil(G/8) + 6) sum s (|sw f| + |mw sum q|)",
