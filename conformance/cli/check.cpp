@@ -181,7 +181,7 @@ void add_check(CLI::App& app, int& code) {
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
   c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
-  c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::NonNegativeNumber);
+  c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::Range(int64_t(0), int64_t(1) << 40));
   c->add_option("--repeat", o->repeat, "run the selection n times")->capture_default_str();
   c->add_flag("--until-fail", o->until_fail, "stop at the first failure");
   c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");

@@ -163,10 +163,10 @@ Tokenizer tokenizer_of(const std::string& model) {
   std::error_code ignored;
   if (is_synth_spec(model))
     throw Error(ErrorKind::usage, model, "has random weights and no tokenizer, and text needs one", "", "",
-                "Token ids do without: --tokens 1,2,3, and --ids for what is printed.");
+                "Token ids do without: --tokens 1,2,3 and --ids, or of ppl --tokens-file FILE.");
   if (std::filesystem::is_directory(path, ignored) && !std::filesystem::exists(path / "tokenizer.json", ignored))
     throw Error(ErrorKind::usage, model, "has no tokenizer.json, and text needs a tokenizer", "", "",
-                "Token ids do without: --tokens 1,2,3, and --ids for what is printed.");
+                "Token ids do without: --tokens 1,2,3 and --ids, or of ppl --tokens-file FILE.");
   return Tokenizer::load(path);
 }
 
@@ -296,7 +296,7 @@ Tolerance ToleranceOptions::chosen(const Dump& base, Level level) const {
     out.preset = "custom";
   }
   if (level == Level::max_rel && out.preset.empty())
-    throw Error(ErrorKind::usage, "--level max_rel", "needs a tolerance", "--tol X or --preset NAME", "",
+    throw Error(ErrorKind::usage, "--level max_rel", "needs a tolerance", "--tol X or --preset NAME (" + known_presets() + ")", "",
                 "Only official cases bring their own.");
   return out;
 }
