@@ -88,6 +88,24 @@ TEST(Added, WhatThePartialBaselineLacksIsJudgedToo) {
   EXPECT_EQ(r.divergence->name, "prompt0/prefill/0/layer.0/q_proj");
 }
 
+TEST(Added, ANaNThatThePartialBaselineLacksFails) {  // found by attack: it passed, with a model and without
+  const Drifted d;
+  DumpOptions part;
+  part.partial = true;
+  const Dump base = write_dump(d.f / "part", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
+                                              {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  const Dump bad = write_dump(d.f / "bad", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
+                                            {"prompt0/decode/3/layer.0/q_rope", {2, 2}, {1, 2, 3, kNaN}},
+                                            {"prompt0/ids", {2}, {5, 6}, DType::i64}});
+  for (const CompareOptions& o : {d.options(0, 0), at(Level::max_rel, 1e-3)}) {
+    const CompareResult r = compare(base, bad, o);
+    EXPECT_EQ(r.exit_code(), 1);
+    ASSERT_TRUE(r.divergence);
+    EXPECT_EQ(r.divergence->name, "prompt0/decode/3/layer.0/q_rope");
+    EXPECT_EQ(r.divergence->kind, "non_finite");
+  }
+}
+
 TEST(Added, WithoutAUnitItIsShownAndDecidesNothing) {
   const Drifted d;
   CompareOptions o = d.options(0.9, 0.9);

@@ -157,7 +157,8 @@ class Judge {
     CompareRecord& r = plan_.records[p.record];
     if (!r.metrics) return;  // decided by hashes
     const TensorMetrics& m = *r.metrics;
-    if (const auto it = added_.find(r.name); it != added_.end() && m.non_finite_mismatch == 0) return judge_added(r, *it->second);
+    if (const auto it = added_.find(r.name); it != added_.end() && m.non_finite_mismatch == 0 && is_float(p.target.dtype))
+      return judge_added(r, *it->second);
     const bool floats = is_float(p.base.dtype) && is_float(p.target.dtype);
     const bool exact = p.base.dtype == p.target.dtype && same_everywhere(m);
     std::optional<double> tolerance;
@@ -208,24 +209,52 @@ class Judge {
                                  e.value));
   }
 
-  /// What the baseline does not hold adds error all the same.
+  /// What a partial baseline does not hold may be wrong all the same: it may add too much error, or hold a NaN.
   void judge_unpaired() {
-    if (added_.empty() || plan_.partial) return;
+    if (plan_.partial || options_.level == Level::greedy_prefix) return;
     std::unordered_set<std::string> judged;
     for (const CompareRecord& r : plan_.records)
-      if (r.metrics) judged.insert(r.name);
+      if (r.metrics || r.reached || r.status != Status::pass) judged.insert(r.name);
+    const auto fresh = [&](const DumpTensor& t) {
+      CompareRecord r;
+      r.name = t.name;
+      r.order = t.order;
+      r.dtype_target = name_of(t.dtype);
+      r.shape = t.shape;
+      r.from = t.from;
+      return r;
+    };
     for (const NodeError& e : options_.added) {
       const DumpTensor* t = target_.find(e.name);
-      if (!t || judged.contains(e.name) || e.added <= added_limit(options_.tolerance.unit, comparing::phase_key(e.name))) continue;
-      CompareRecord r;
-      r.name = e.name;
-      r.order = e.order;
-      r.dtype_target = name_of(t->dtype);
-      r.shape = t->shape;
+      if (added_.empty() || !t || judged.contains(e.name)) continue;
+      if (e.added <= added_limit(options_.tolerance.unit, comparing::phase_key(e.name))) continue;
+      CompareRecord r = fresh(*t);
       judge_added(r, e);
+      judged.insert(e.name);
       plan_.records.push_back(std::move(r));
       unpaired_ = true;
     }
+    if (!base_.partial()) return;  // then every such tensor has failed as extra
+    for (const DumpTensor& t : target_.tensors()) {
+      if (judged.contains(t.name) || !is_float(t.dtype) || base_.find(t.name)) continue;
+      const int64_t at = first_non_finite(t);
+      if (at < 0) continue;
+      CompareRecord r = fresh(t);
+      fail(r, "non_finite", "not finite in the target, at " +
+                                comparing::place_text(base_, t.name, t.shape, at / std::max<int64_t>(1, t.columns()),
+                                                      at % std::max<int64_t>(1, t.columns())) +
+                                "; the baseline does not hold this tensor");
+      plan_.records.push_back(std::move(r));
+      unpaired_ = true;
+    }
+  }
+
+  /// The first element that is NaN or Inf; -1: none, or nothing says so.
+  static int64_t first_non_finite(const DumpTensor& t) {
+    if (t.stats && t.stats->non_finite == 0) return -1;
+    for (int64_t i = 0; t.data && i < t.elements(); i++)
+      if (!std::isfinite(value_at(t.dtype, t.data, i))) return i;
+    return t.stats && t.stats->non_finite > 0 ? 0 : -1;
   }
 
   /// At greedy_prefix the ids decide. What else was there is shown, and never counts as compared.

@@ -23,6 +23,11 @@ struct LogitRow {
   int64_t row = 0;
   explicit operator bool() const { return tensor != nullptr; }
   int64_t columns() const { return tensor->columns(); }
+  /// Whether `id` is a best one; of a NaN none is.
+  bool may_choose(int64_t id) const {
+    const int64_t best = argmax();
+    return best >= 0 && id >= 0 && id < columns() && at(id) == at(best);
+  }
   double at(int64_t id) const { return value_at(tensor->dtype, tensor->data, row * columns() + id); }
   /// The best id, ties to the lower one; -1 where a NaN leaves no choice.
   int64_t argmax() const {
@@ -245,6 +250,7 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
   struct Sides {
     std::string prompt;
     std::optional<std::vector<int64_t>> base, target;
+    bool dumped = false;  // the target's ids are its own words, not taken from its logits
   };
   std::vector<Sides> prompts;
   std::vector<std::string> names;
@@ -255,6 +261,7 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
   for (const std::string& prompt : names) {
     Sides s{prompt, ids_of(base, prompt, "greedy_ids"), {}};
     // Logits give the target's ids where it has dumped none; a baseline without ids has nothing to hold them against.
+    s.dumped = ids_of(target, prompt, "greedy_ids").has_value();
     s.target = greedy_ids(target, prompt, s.base ? int64_t(s.base->size()) : 0);
     if (!s.target && s.base && same_hash(base, target, prompt + "/greedy_ids")) s.target = s.base;   // a hash dump holds no ids
     const auto ids_b = ids_of(base, prompt, "ids"), ids_t = ids_of(target, prompt, "ids");
@@ -301,6 +308,12 @@ GreedyOutcome compare_greedy(const Dump& base, const Dump& target, const Toleran
           failed = true;
           r.reason = fmt::format("the target was fed other tokens than the baseline from decode/{} on; wanted the same --force-ids", fed);
         }
+        break;
+      }
+      if (const LogitRow own = logits_of(target, s.prompt, step); own && s.dumped && t[size_t(step)] >= 0 && !own.may_choose(t[size_t(step)])) {
+        failed = true;
+        r.reason = fmt::format("step {}: the target's greedy_ids say {}, its own logits {}", step, t[size_t(step)],
+                               own.argmax() < 0 ? "hold a NaN" : "choose " + std::to_string(own.argmax()));
         break;
       }
       const LogitRow row = logits_of(base, s.prompt, step);

@@ -34,11 +34,13 @@ Timeline honest() {
   return t;
 }
 
-/// Noise of 1e-4 everywhere; at `flip` the other id wins.
+/// Noise of 1e-4 everywhere; at `flip` the other id wins, elsewhere none.
 Timeline noisy(int flip, double noise = 1e-4) {
   Timeline t = honest();
   for (int s = 0; s <= kSteps; s++) {
-    for (int64_t i = 0; i < kVocabulary; i++) t.logits[size_t(s)][size_t(i)] += noise * std::sin(double(5 * s + 3 * i));
+    Doubles& x = t.logits[size_t(s)];
+    for (int64_t i = 0; i < kVocabulary; i++) x[size_t(i)] += noise * std::sin(double(5 * s + 3 * i));
+    if (s != flip) x[size_t(30 + s)] = std::min(x[size_t(30 + s)], x[size_t(10 + s)] - 1e-5);
   }
   if (flip >= 0) {
     Doubles& x = t.logits[size_t(flip)];
@@ -77,6 +79,23 @@ TEST(Greedy, EqualIdsPass) {
   EXPECT_EQ(r.greedy[0].length, kSteps + 1);
   EXPECT_NEAR(*r.greedy[0].min_margin, 1e-5, 1e-6);
   EXPECT_EQ(r.reached, Level::greedy_prefix);
+}
+
+TEST(Greedy, IdsThatTheTargetsOwnLogitsDoNotChooseFail) {  // found by attack: forced ids, dumped as chosen, always passed
+  Folder f;
+  const Dump base = write(f / "b", honest());
+  Timeline other = honest();
+  other.logits[2][17] = 9;
+  const CompareResult r = compare(base, write(f / "t", other), greedy_level());
+  EXPECT_EQ(r.exit_code(), 1);
+  EXPECT_NE(r.greedy[0].reason.find("step 2: the target's greedy_ids say 12, its own logits choose 17"), std::string::npos)
+      << r.greedy[0].reason;
+  Timeline nan = honest();
+  for (double& x : nan.logits[0]) x = kNaN;
+  EXPECT_EQ(compare(base, write(f / "n", nan), greedy_level()).exit_code(), 1);
+  Timeline tie = honest();
+  tie.logits[1][5] = 4;  // a tie may be broken either way
+  EXPECT_EQ(compare(base, write(f / "tie", tie), greedy_level()).exit_code(), 0);
 }
 
 TEST(Greedy, AFlipAtAMarginBelowTheNoiseIsANearTieAndEndsAFreeRun) {

@@ -69,6 +69,9 @@ class ReproWriter {
   static DumpWriter::Options options(const std::filesystem::path& dir) {
     DumpWriter::Options o;
     o.dir = dir;
+    // Only a reproducer is replaced without being asked for: a dump of that name is somebody's work.
+    if (std::filesystem::exists(dir / "manifest.json") && !Dump::open(dir).manifest().contains("repro"))
+      throw Error(ErrorKind::usage, dir.string(), "holds a dump, which a reproducer would replace", "a new folder, or an older reproducer");
     o.replace = true;
     o.sync = false;
     return o;

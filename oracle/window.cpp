@@ -32,7 +32,8 @@ struct Measured {
   double problem_base = 0, problem_value = 0;
 };
 
-/// Elements whose float64 result is not finite are left out: the window was fed a NaN or an Inf, and cannot be blamed.
+/// Where float64 is not finite either, the window was fed a NaN or an Inf and is not to blame (whoever made it is). A
+/// finite value in that place did not come from those inputs.
 Measured measure(const Matrix64& base, const Matrix64& value) {
   Measured out;
   out.rows.resize(size_t(base.rows));
@@ -40,9 +41,9 @@ Measured measure(const Matrix64& base, const Matrix64& value) {
     RowFigures& f = out.rows[size_t(r)];
     for (int64_t c = 0; c < base.columns; c++) {
       const double b = base.at(r, c), v = value.at(r, c);
-      if (!std::isfinite(b)) continue;
-      f.largest = std::max(f.largest, std::fabs(b));
-      if (!std::isfinite(v)) {
+      if (!std::isfinite(b) && !std::isfinite(v)) continue;
+      if (std::isfinite(b)) f.largest = std::max(f.largest, std::fabs(b));
+      if (!std::isfinite(b) || !std::isfinite(v)) {
         if (out.problem.empty()) {
           out.problem = fmt::format("{} where float64 has {:.9g}", v, b);
           out.problem_row = r, out.problem_column = c, out.problem_base = b, out.problem_value = v;
@@ -106,7 +107,7 @@ class Judge final : public Tap {
   void value(const PassInput& pass, int layer, std::string_view phase, Value& v) override {
     const std::string name = tensor_name(pass.prompt, pass.pass, pass.step, layer, phase);
     if (const DumpTensor* t = observed(name)) {
-      const std::string problem = shape_problem(*t, v.m);
+      const std::string problem = is_float(t->dtype) ? shape_problem(*t, v.m) : fmt::format("holds {}, wanted a float type", name_of(t->dtype));
       if (problem.empty()) {
         Matrix64 theirs = matrix_of(*t);
         judge(name, v.m, theirs, v.from);
@@ -121,7 +122,7 @@ class Judge final : public Tap {
     if (const DumpTensor* t = observed(last)) {
       Matrix64 row(1, v.m.columns);
       std::copy_n(v.m.row(v.m.rows - 1), v.m.columns, row.row(0));
-      const std::string problem = shape_problem(*t, row);
+      const std::string problem = is_float(t->dtype) ? shape_problem(*t, row) : fmt::format("holds {}, wanted a float type", name_of(t->dtype));
       problem.empty() ? judge(last, row, matrix_of(*t), v.from) : wrong_shape(last, problem, v.from);
     }
   }
@@ -141,10 +142,11 @@ class Judge final : public Tap {
         if (!t) continue;
         Matrix64& rows = *half == 'k' ? cache.k[l] : cache.v[l];
         const std::vector<std::string> from = {layer + (*half == 'k' ? "/k_rope" : "/v_proj")};
-        if (t->shape.size() != 3 || t->shape[1] != rows.rows || t->shape[0] * t->shape[2] != rows.columns) {
+        if (!is_float(t->dtype) || t->shape.size() != 3 || t->shape[1] != rows.rows || t->shape[0] * t->shape[2] != rows.columns) {
           wrong_shape(
               name,
-              fmt::format("shape {}, wanted {} positions of {} values", shape_text(t->shape), rows.rows, rows.columns),
+              fmt::format("{} of shape {}, wanted floats for {} positions of {} values", name_of(t->dtype),
+                          shape_text(t->shape), rows.rows, rows.columns),
               from);
           continue;
         }
@@ -158,7 +160,7 @@ class Judge final : public Tap {
  private:
   const DumpTensor* observed(const std::string& name) const {
     const DumpTensor* t = subject_.find(name);
-    return t && t->data && is_float(t->dtype) ? t : nullptr;
+    return t && t->data ? t : nullptr;
   }
   static std::string shape_problem(const DumpTensor& t, const Matrix64& wanted) {
     if (t.rows() == wanted.rows && t.columns() == wanted.columns) return {};

@@ -11,7 +11,6 @@
 #include "dumps/error.h"
 #include "dumps/rows.h"
 #include "dumps/text.h"
-#include "oracle/window.h"
 
 namespace assay::cli {
 namespace {
@@ -67,11 +66,8 @@ int run(const BisectCommand& o) {
     if (o.engine_asked) r.engine = engine;
     if (!o.isa.empty()) r.isa = engine.isa;
     replayer = std::make_unique<EngineReplayer>(base, target, std::move(r));
-    if (options.compare.level == Level::max_rel && options.compare.tolerance.unit > 0) {  // drift is allowed: what is added decides
-      oracle::WindowOptions window;
-      window.threads = o.threads;
-      options.compare.added = oracle::window_errors(o.model, target, window);
-    }
+    if (options.compare.level == Level::max_rel && options.compare.tolerance.unit > 0)  // drift is allowed: what is added decides
+      add_errors(options.compare, o.model, base, target, false);
   }
   const BisectResult result = bisect(base, target, options, replayer.get());
   const std::string arguments = (o.level.empty() ? "" : " --level " + o.level) + o.tolerance.words() +

@@ -91,7 +91,9 @@ int run(const CheckCommand& o) {
   if (o.repeat < 1) throw Error(ErrorKind::usage, "--repeat", "too few", ">= 1", std::to_string(o.repeat));
   CheckContext context;
   context.root = find_root(o.root);
-  context.work = o.work.empty() ? std::filesystem::temp_directory_path() / ("assay-" + std::to_string(getpid())) : std::filesystem::path(o.work);
+  WorkFolder work(o.work, "assay-check");
+  work.keep = true;  // what failed checks leave
+  context.work = work.path;
   context.threads = o.threads;
   context.kernel = o.kernel;
   if (o.kernel.only >= 0 && (checks.size() != 1 || checks[0]->scope != Scope::kernel || checks[0]->kind != CheckKind::value))
@@ -185,7 +187,7 @@ void add_check(CLI::App& app, int& code) {
   c->add_option("--repeat", o->repeat, "run the selection n times")->capture_default_str();
   c->add_flag("--until-fail", o->until_fail, "stop at the first failure");
   c->add_option("--root", o->root, "repository with goldens/ (default: ASSAY_ROOT, or where this program was built)");
-  c->add_option("--work", o->work, "folder for dumps of running and failed checks");
+  c->add_option("--work", o->work, "folder in which one for dumps of running and failed checks is made");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_option("--junit", o->junit, "write JUnit XML to FILE");
   c->add_flag("--verbose", o->verbose, "figures of passing checks too");

@@ -158,6 +158,23 @@ TEST(Cli, AGraftTakesAGlobOfAnyPass) {
   EXPECT_NE(o.text.find("graft"), std::string::npos) << o.text;
 }
 
+TEST(Cli, ForeignModelsAndFilesOfOthersAreRefused) {  // found by attack: another model made a PASS, a reproducer replaced a dump
+  Folder f;
+  ASSERT_EQ(assay(tiny_dump(f / "a")).code, 0);
+  ASSERT_EQ(assay(tiny_dump(f / "c", "--plant rope-pairs")).code, 0);
+  const std::string other = std::filesystem::path(kModel).parent_path().parent_path().string() + "/llama-base/model";
+  const Output o = assay("compare " + (f / "a") + " " + (f / "c") + " --preset bf16 --model '" + other + "'");
+  EXPECT_EQ(o.code, 2) << o.text;
+  const Output r = assay("bisect " + (f / "a") + " " + (f / "c") + " --model '" + kModel + "' --repro " + (f / "a"));
+  EXPECT_EQ(r.code, 2) << r.text;
+  EXPECT_EQ(assay("inspect " + (f / "a") + " --verify").code, 0);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --level byte_exact --html " + (f / "a/manifest.json")).code, 2);
+  EXPECT_EQ(assay("compare " + (f / "a") + " " + (f / "a") + " --level byte_exact --json - --html -").code, 2);
+  std::ofstream(f / "note") << "keep";
+  EXPECT_NE(assay("check --filter kernel/rope/scalar --work " + (f / "note")).code, 0);
+  EXPECT_TRUE(std::filesystem::is_regular_file(f / "note"));
+}
+
 TEST(Cli, AFolderForWorkKeepsWhatWasInIt) {  // found in a reading: --work DIR was removed with everything in it
   Folder f;
   std::ofstream(f / "thesis.txt") << "keep";

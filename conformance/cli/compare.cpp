@@ -12,7 +12,6 @@
 #include "dumps/text.h"
 #include "dumps/map.h"
 #include "dumps/names.h"
-#include "oracle/window.h"
 
 namespace assay::cli {
 namespace {
@@ -37,6 +36,7 @@ void warn_of_the_unknown(const Dump& target, CompareResult& result) {
 }
 
 int run(const CompareCommand& o) {
+  different_outputs(o.json, o.html);
   CompareOptions options;
   const auto level = level_from_name(o.level);
   if (!level) throw Error(ErrorKind::usage, "--level", "unknown level", "byte_exact, max_rel or greedy_prefix", "\"" + o.level + "\"");
@@ -58,14 +58,7 @@ int run(const CompareCommand& o) {
       last = percent;
       std::cerr << "\rcomparing " << percent << "%" << (percent == 100 ? "\r\x1b[K" : "") << std::flush;
     };
-  if (!o.model.empty()) {
-    const oracle::Weights64 weights = oracle::Weights64::open(o.model);
-    oracle::WindowOptions window;
-    window.threads = o.threads;
-    window.accumulated = true;
-    options.added = oracle::window_errors(weights, target, window);
-    if (base.kind() == Dump::Kind::dump) options.added_base = oracle::window_errors(weights, base, window);
-  }
+  if (!o.model.empty()) add_errors(options, o.model, base, target, true);
   CompareResult result = compare(base, target, options);
   if (!o.model.empty()) warn_of_the_unknown(target, result);
   auto records = to_records(result, base, target);

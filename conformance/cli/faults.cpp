@@ -24,6 +24,11 @@ struct FaultsCommand {
 };
 
 int run(const FaultsCommand& o) {
+  if (o.threads < 0 || o.threads > 1024)
+    throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(o.threads));
+  different_outputs(o.json, o.html);
+  if (o.random > 0 && (!o.filter.empty() || !o.row.empty() || o.all))
+    throw Error(ErrorKind::usage, "--random", "plants mutations, none of the listed faults", "without --filter, --row and --all");
   const WorkFolder work(o.work, "assay-faults");
   CheckContext c;
   c.root = find_root(o.root);

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "dumps/error.h"
+#include "oracle/window.h"
 #include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/synth.h"
 
@@ -243,15 +244,34 @@ void write_text(const std::string& file, const std::string& text) {
     if (!std::cout) throw Error(ErrorKind::io, "stdout", "can't be written");
     return;
   }
-  std::ofstream out(file, std::ios::binary);
+  const std::filesystem::path path(file);
+  const std::string kind = path.extension().string();
+  if (path.filename() == "manifest.json" || kind == ".safetensors" || kind == ".gguf")
+    throw Error(ErrorKind::usage, file, "is the name of a dump's or a model's file, which would be lost", "another name");
+  // A full disk leaves what was there: written beside it, then renamed. Devices and pipes are written as they are.
+  std::error_code ignored;
+  const bool beside = !std::filesystem::exists(path, ignored) || std::filesystem::is_regular_file(path, ignored);
+  const std::string into = beside ? file + ".partial" : file;
+  std::ofstream out(into, std::ios::binary);
   out << text;
-  out.flush();
-  if (!out) throw Error(ErrorKind::io, file, "can't be written: " + std::string(std::strerror(errno)));
+  out.close();
+  std::error_code failed;
+  if (out && beside) std::filesystem::rename(into, path, failed);
+  if (out && !failed) return;
+  const std::string why = failed ? failed.message() : std::strerror(errno);
+  if (beside) std::filesystem::remove(into, ignored);
+  throw Error(ErrorKind::io, file, "can't be written: " + why);
+}
+
+void different_outputs(const std::string& json, const std::string& html) {
+  if (!json.empty() && json == html)
+    throw Error(ErrorKind::usage, "--html", "is where --json goes", "two files", json);
 }
 
 void write_records(const std::string& file, const std::vector<nlohmann::ordered_json>& records) {
   std::string text;
-  for (const auto& r : records) text += r.dump() + "\n";
+  // Paths and names of others may hold bytes that are no UTF-8: they are shown as such, and lose no record.
+  for (const auto& r : records) text += r.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   write_text(file, text);
 }
 
@@ -293,6 +313,7 @@ Tolerance ToleranceOptions::chosen(const Dump& base, Level level) const {
   }
   if (noise_factor) {
     out.noise_factor = *noise_factor;
+    out.unit = 0;
     out.preset = "custom";
   }
   if (level == Level::max_rel && out.preset.empty())
@@ -309,6 +330,26 @@ std::string ToleranceOptions::words() const {
   return out;
 }
 
+void add_errors(CompareOptions& options, const std::string& model, const Dump& base, const Dump& target, bool accumulated) {
+  const oracle::Weights64 weights = oracle::Weights64::open(model);
+  oracle::WindowOptions window;
+  window.threads = options.threads;
+  window.accumulated = accumulated;
+  const bool decides = options.level == Level::max_rel && options.tolerance.unit > 0;
+  if (decides || base.kind() == Dump::Kind::dump) options.added_base = oracle::window_errors(weights, base, window);
+  if (decides)
+    for (const NodeError& e : options.added_base) {
+      const size_t slash = e.name.rfind('/');
+      const double limit = added_limit(options.tolerance.unit, e.name.substr(slash + 1));
+      if (!(e.added <= limit))
+        throw Error(ErrorKind::usage, "--model " + model, "is not the baseline's: by it " + e.name + " of the baseline is wrong itself",
+                    fmt::format("at most {:.3g} added", limit), e.problem.empty() ? fmt::format("{:.3g}", e.added) : e.problem,
+                    "Give the model that " + base.path().string() + " was made with.");
+    }
+  options.added = oracle::window_errors(weights, target, window);
+  if (base.kind() != Dump::Kind::dump) options.added_base.clear();  // float64 itself: nothing to show
+}
+
 WorkFolder::WorkFolder(const std::filesystem::path& base, const std::string& name) {
   const std::filesystem::path parent = base.empty() ? std::filesystem::temp_directory_path() : base;
   std::error_code failed;
@@ -321,7 +362,7 @@ WorkFolder::WorkFolder(const std::filesystem::path& base, const std::string& nam
 
 WorkFolder::~WorkFolder() {
   std::error_code ignored;
-  std::filesystem::remove_all(path, ignored);
+  keep ? std::filesystem::remove(path, ignored) : std::filesystem::remove_all(path, ignored) > 0;
 }
 
 }  // namespace assay::cli

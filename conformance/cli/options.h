@@ -84,6 +84,9 @@ void add_limits(CLI::App& app, int& code);
 void add_selftest(CLI::App& app, int& code);
 void add_tokenize(CLI::App& app, int& code);
 
+/// Error{usage} where --json and --html are one file or both stdout.
+void different_outputs(const std::string& json, const std::string& html);
+
 /// --preset, --tol, --noise-factor: what max_rel holds values against.
 struct ToleranceOptions {
   std::string preset;
@@ -96,6 +99,10 @@ struct ToleranceOptions {
   std::string words() const;
 };
 
+/// The added errors of both sides by the model's float64 run. Where they decide (Tolerance::unit, max_rel) the baseline's own
+/// must be within the limits: Error{usage} for another model than the baseline's, or one without the ids of its prompts.
+void add_errors(CompareOptions& options, const std::string& model, const Dump& base, const Dump& target, bool accumulated);
+
 /// A new folder below `base` (empty: the system's folder for temporary files), gone with everything in it at the end. What was
 /// in `base` stays. Error{io} if it can't be made.
 class WorkFolder {
@@ -104,6 +111,7 @@ class WorkFolder {
   ~WorkFolder();
   WorkFolder(const WorkFolder&) = delete;
   std::filesystem::path path;
+  bool keep = false;  // at the end it goes only if it is empty
 };
 
 /// A CLI11 check: 0 to 2^64 - 1. The library's own conversion wraps negative numbers and clamps larger ones.

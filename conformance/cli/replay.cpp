@@ -40,6 +40,10 @@ int run(const ReplayCommand& o) {
   }
   NodeRun got = run_case(c, plant_all(r.plants));
   for (auto* x : {&got.value, &r.expected, &r.got}) canonicalise(DType::f32, x->data(), int64_t(x->size()));
+  for (float x : r.expected)
+    if (!std::isfinite(x))
+      throw Error(ErrorKind::malformed, o.repro, "expects a value that is not finite, and a NaN never passes", "finite values",
+                  std::to_string(x), "assay bisect --repro writes such cases of finite baselines alone.");
   int64_t differ = 0, first = -1;
   bool as_recorded = true;
   for (size_t i = 0; i < got.value.size(); i++) {

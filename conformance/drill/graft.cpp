@@ -111,7 +111,7 @@ GraftResult graft(EngineReplayer& replayer, const Dump& base, const Dump& target
   for (const CompareRecord& t : before.records)
     if (t.status != Status::skipped) judged.insert(t.name);
   for (const CompareRecord& t : after.records)
-    if (t.status != Status::skipped && judged.contains(t.name)) both.insert(t.name);
+    if (t.status != Status::skipped && judged.contains(t.name) && !values.contains(t.name)) both.insert(t.name);
   // Behind the graft: what its prompts compute after the first value that was put in.
   const auto differing = [&](const CompareResult& r, int64_t* behind, std::string* first) {
     int64_t n = 0;
