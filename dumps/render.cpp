@@ -422,6 +422,8 @@ class Renderer {
     if (count("near_ties") > 0) line += fmt::format(", {} near ties", count("near_ties"));
     if (count("bytes_read") > 0) line += ", " + bytes_text(uint64_t(count("bytes_read"))) + " read";
     out_ += fmt::format("  {:<10} {}\n", "compared", line);
+    if (text(s, "level") == "byte_exact" && count("bytes_read") == 0 && count("compared") > 0)
+      out_ += fmt::format("  {:<10} {}\n", "by hashes", "values were not read; assay inspect DIR --verify holds them against their hashes");
     const double least = number(s.at("smallest_passing_tolerance"));
     const bool by_added = number(head_->at("tolerance").at("unit")) > 0 &&
                           std::any_of(records_.begin(), records_.end(), [](const Json& r) { return r.contains("added_limit"); });
