@@ -11,7 +11,8 @@ namespace {
 /// How often the published code rounds between two phases, each time by at most one unit of what enters the result.
 double roundings(std::string_view phase) {
   if (phase == "q_rope" || phase == "k_rope") return 3;  // cos and sin, two products, their sum
-  if (phase == "ffn_act" || phase.ends_with("norm")) return 2;  // silu, then the product; the row over its RMS, then the weight
+  if (phase == "ffn_act" || phase.ends_with("norm"))
+    return 2;  // silu, then the product; the row over its RMS, then the weight
   // Scores that are rounded before the softmax put |score| units into the exponent (eager attention; flash attention
   // keeps them in float32 and stays below 2.5).
   if (phase == "attn_context") return 16;
@@ -20,7 +21,9 @@ double roundings(std::string_view phase) {
 
 }  // namespace
 
-double added_limit(double unit, std::string_view phase) { return roundings(phase) * unit; }
+double added_limit(double unit, std::string_view phase) {
+  return roundings(phase) * unit;
+}
 
 nlohmann::ordered_json to_json(const NodeError& e, std::string_view side, std::optional<double> limit) {
   using Json = nlohmann::ordered_json;

@@ -80,8 +80,9 @@ TEST(Added, WhatThePartialBaselineLacksIsJudgedToo) {
   const Drifted d;
   DumpOptions part;
   part.partial = true;
-  const Dump base = write_dump(d.f / "part", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
-                                              {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  const Dump base = write_dump(
+      d.f / "part",
+      {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}}, {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
   EXPECT_EQ(compare(base, d.target, d.options(kUnit, kUnit)).exit_code(), 0);
   const CompareResult r = compare(base, d.target, d.options(0.3, kUnit));
   EXPECT_EQ(r.exit_code(), 1);
@@ -92,8 +93,9 @@ TEST(Added, ANaNThatThePartialBaselineLacksFails) {  // found by attack: it pass
   const Drifted d;
   DumpOptions part;
   part.partial = true;
-  const Dump base = write_dump(d.f / "part", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
-                                              {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  const Dump base = write_dump(
+      d.f / "part",
+      {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}}, {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
   const Dump bad = write_dump(d.f / "bad", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
                                             {"prompt0/decode/3/layer.0/q_rope", {2, 2}, {1, 2, 3, kNaN}},
                                             {"prompt0/ids", {2}, {5, 6}, DType::i64}});

@@ -30,7 +30,7 @@ void run_jobs(int threads, size_t n, const std::function<void(size_t)>& job) {
   std::vector<std::thread> others;
   try {
     for (size_t i = 1; i < count; i++) others.emplace_back(work);
-  } catch (const std::system_error&) {   // the system gives no more threads: those that there are do it
+  } catch (const std::system_error&) {  // the system gives no more threads: those that there are do it
   }
   work();
   for (std::thread& t : others) t.join();

@@ -66,7 +66,8 @@ int run(const BisectCommand& o) {
     if (o.engine_asked) r.engine = engine;
     if (!o.isa.empty()) r.isa = engine.isa;
     replayer = std::make_unique<EngineReplayer>(base, target, std::move(r));
-    if (options.compare.level == Level::max_rel && options.compare.tolerance.unit > 0)  // drift is allowed: what is added decides
+    if (options.compare.level == Level::max_rel &&
+        options.compare.tolerance.unit > 0)  // drift is allowed: what is added decides
       add_errors(options.compare, o.model, base, target, false);
   }
   const BisectResult result = bisect(base, target, options, replayer.get());

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/options.h"
-#include "dumps/error.h"
 #include "conformance/faults/judge.h"
 #include "conformance/faults/mutations.h"
+#include "dumps/error.h"
 #include "dumps/report.h"
 #include "dumps/text.h"
 
@@ -28,7 +28,8 @@ int run(const FaultsCommand& o) {
     throw Error(ErrorKind::usage, "--threads", "out of range", "0 (all cores) to 1024", std::to_string(o.threads));
   different_outputs(o.json, o.html);
   if (o.random > 0 && (!o.filter.empty() || !o.row.empty() || o.all))
-    throw Error(ErrorKind::usage, "--random", "plants mutations, none of the listed faults", "without --filter, --row and --all");
+    throw Error(ErrorKind::usage, "--random", "plants mutations, none of the listed faults",
+                "without --filter, --row and --all");
   const WorkFolder work(o.work, "assay-faults");
   CheckContext c;
   c.root = find_root(o.root);
