@@ -108,7 +108,7 @@ class Renderer {
       line += fmt::format(": {} near ties, at most {} allowed", near, most);
     } else {
       line += fmt::format(": {} compared", count("compared"));
-      if (count("skipped") > 0) line += fmt::format(", {} skipped", count("skipped"));
+      if (count("skipped") > 0 && level != "greedy_prefix") line += fmt::format(", {} skipped", count("skipped"));
       if (near > 0) line += fmt::format(", {} near tie{} (at most {} allowed)", near, near == 1 ? "" : "s", most);
     }
     out_ += line + "\n\n";
