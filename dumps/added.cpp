@@ -1,7 +1,5 @@
 #include "dumps/added.h"
 
-#include <algorithm>
-
 #include "dumps/json.h"
 
 namespace assay {

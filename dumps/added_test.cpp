@@ -34,6 +34,14 @@ struct Drifted {
                                                 {"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2.8, 3, 4}},
                                                 {"prompt0/prefill/0/layer.0/v_proj", {2, 2}, {1, 2, 3, 4}},
                                                 {"prompt0/ids", {2}, {5, 6}, DType::i64}});
+  /// A baseline that holds k_proj alone, as official cases hold a part.
+  Dump partial() const {
+    DumpOptions part;
+    part.partial = true;
+    return write_dump(
+        f / "part",
+        {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}}, {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  }
   CompareOptions options(double q, double k) const {
     CompareOptions o = at(Level::max_rel);
     o.tolerance = presets().at("bf16");
@@ -78,11 +86,7 @@ TEST(Added, ANotANumberFailsWhateverItsWindowAdds) {
 
 TEST(Added, WhatThePartialBaselineLacksIsJudgedToo) {
   const Drifted d;
-  DumpOptions part;
-  part.partial = true;
-  const Dump base = write_dump(
-      d.f / "part",
-      {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}}, {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  const Dump base = d.partial();
   EXPECT_EQ(compare(base, d.target, d.options(kUnit, kUnit)).exit_code(), 0);
   const CompareResult r = compare(base, d.target, d.options(0.3, kUnit));
   EXPECT_EQ(r.exit_code(), 1);
@@ -91,11 +95,7 @@ TEST(Added, WhatThePartialBaselineLacksIsJudgedToo) {
 
 TEST(Added, ANaNThatThePartialBaselineLacksFails) {  // found by attack: it passed, with a model and without
   const Drifted d;
-  DumpOptions part;
-  part.partial = true;
-  const Dump base = write_dump(
-      d.f / "part",
-      {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}}, {"prompt0/ids", {2}, {5, 6}, DType::i64}}, part);
+  const Dump base = d.partial();
   const Dump bad = write_dump(d.f / "bad", {{"prompt0/prefill/0/layer.0/k_proj", {2, 2}, {1, 2, 3, 4}},
                                             {"prompt0/decode/3/layer.0/q_rope", {2, 2}, {1, 2, 3, kNaN}},
                                             {"prompt0/ids", {2}, {5, 6}, DType::i64}});

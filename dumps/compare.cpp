@@ -224,13 +224,12 @@ class Judge {
       r.from = t.from;
       return r;
     };
-    for (const NodeError& e : options_.added) {
-      const DumpTensor* t = target_.find(e.name);
-      if (added_.empty() || !t || judged.contains(e.name)) continue;
-      if (e.added <= added_limit(options_.tolerance.unit, comparing::phase_key(e.name))) continue;
+    for (const auto& [name, e] : added_) {
+      const DumpTensor* t = target_.find(name);
+      if (!t || judged.contains(name) || e->added <= added_limit(options_.tolerance.unit, comparing::phase_key(name))) continue;
       CompareRecord r = fresh(*t);
-      judge_added(r, e);
-      judged.insert(e.name);
+      judge_added(r, *e);
+      judged.insert(name);
       plan_.records.push_back(std::move(r));
       unpaired_ = true;
     }

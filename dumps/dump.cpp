@@ -9,6 +9,7 @@
 
 #include "dumps/error.h"
 #include "dumps/json.h"
+#include "dumps/listed.h"
 #include "dumps/names.h"
 #include "dumps/text.h"
 
@@ -256,9 +257,7 @@ void Dump::read_manifest() {
     not_materialised_ = json_strings(manifest_["not_materialised"], at + "not_materialised");
     std::sort(not_materialised_.begin(), not_materialised_.end());
     for (const std::string& name : not_materialised_) {
-      auto it = names.find(name);
-      if (name.find('*') != std::string::npos)  // a glob excuses all that fit
-        it = std::find_if(names.begin(), names.end(), [&](const std::string& n) { return glob_match(name, n); });
+      const auto it = find_listed(names, name);
       if (it != names.end()) malformed(at + "not_materialised", "the tensor " + in_quotes(*it) + " is there nevertheless");
     }
   }

@@ -8,6 +8,7 @@
 #include "dumps/dump.h"
 #include "dumps/error.h"
 #include "dumps/json.h"
+#include "dumps/listed.h"
 #include "dumps/names.h"
 #include "dumps/text.h"
 
@@ -43,9 +44,7 @@ Dump open_input(const fs::path& path, const fs::path& out) {
 
 // Whether a dump lists `name` itself, or a glob of it fits.
 void refuse_excused(const std::string& listed, const std::unordered_map<std::string, std::string>& tensors) {
-  auto it = tensors.find(listed);
-  if (listed.find('*') != std::string::npos)
-    it = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return glob_match(listed, t.first); });
+  const auto it = find_listed(tensors, listed);
   if (it == tensors.end()) return;
   throw Error(ErrorKind::malformed, listed, "listed as not materialised, and there nevertheless", {},
               in_quotes(it->first) + " in " + it->second);

@@ -11,6 +11,7 @@
 
 #include "dumps/error.h"
 #include "dumps/json.h"
+#include "dumps/listed.h"
 #include "dumps/map_ranks.h"
 #include "dumps/map_tables.h"
 #include "dumps/names.h"
@@ -226,9 +227,7 @@ class MapPlanner {
 
   // What a map excuses must not be there: a glob too wide would hide what a comparison should find.
   void check_absent(const std::string& absent, const std::string& where) const {
-    auto it = names.find(absent);
-    if (absent.find('*') != std::string::npos)
-      it = std::find_if(names.begin(), names.end(), [&](const auto& n) { return glob_match(absent, n.first); });
+    const auto it = find_listed(names, absent);
     if (it == names.end()) return;
     bad_map(where, in_quotes(absent) + " is said to be absent, and fits a mapped tensor", "names that nothing becomes",
             in_quotes(it->first) + " from " + in_quotes(it->second));

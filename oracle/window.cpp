@@ -107,7 +107,7 @@ class Judge final : public Tap {
   void value(const PassInput& pass, int layer, std::string_view phase, Value& v) override {
     const std::string name = tensor_name(pass.prompt, pass.pass, pass.step, layer, phase);
     if (const DumpTensor* t = observed(name)) {
-      const std::string problem = is_float(t->dtype) ? shape_problem(*t, v.m) : fmt::format("holds {}, wanted a float type", name_of(t->dtype));
+      const std::string problem = problem_of(*t, v.m);
       if (problem.empty()) {
         Matrix64 theirs = matrix_of(*t);
         judge(name, v.m, theirs, v.from);
@@ -122,7 +122,7 @@ class Judge final : public Tap {
     if (const DumpTensor* t = observed(last)) {
       Matrix64 row(1, v.m.columns);
       std::copy_n(v.m.row(v.m.rows - 1), v.m.columns, row.row(0));
-      const std::string problem = is_float(t->dtype) ? shape_problem(*t, row) : fmt::format("holds {}, wanted a float type", name_of(t->dtype));
+      const std::string problem = problem_of(*t, row);
       problem.empty() ? judge(last, row, matrix_of(*t), v.from) : wrong_shape(last, problem, v.from);
     }
   }
@@ -162,7 +162,9 @@ class Judge final : public Tap {
     const DumpTensor* t = subject_.find(name);
     return t && t->data ? t : nullptr;
   }
-  static std::string shape_problem(const DumpTensor& t, const Matrix64& wanted) {
+  /// Why a tensor can't be the value that the model computes there; empty: it can.
+  static std::string problem_of(const DumpTensor& t, const Matrix64& wanted) {
+    if (!is_float(t.dtype)) return fmt::format("holds {}, wanted a float type", name_of(t.dtype));
     if (t.rows() == wanted.rows && t.columns() == wanted.columns) return {};
     return fmt::format("shape {}, wanted {}", shape_text(t.shape), shape_text({wanted.rows, wanted.columns}));
   }

@@ -9,6 +9,7 @@
 #include "conformance/cli/options.h"
 #include "conformance/drill/engine_replayer.h"
 #include "dumps/error.h"
+#include "dumps/json.h"
 #include "dumps/text.h"
 
 namespace assay::cli {
@@ -16,12 +17,6 @@ namespace {
 struct ReplayCommand {
   std::string repro, isa, json;
 };
-
-nlohmann::ordered_json number(float x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x < 0 ? "-Infinity" : "Infinity";
-  return double(x);
-}
 
 bool same(float a, float b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
@@ -68,8 +63,8 @@ int run(const ReplayCommand& o) {
   if (first >= 0)
     record["first"] = {{"row", first / c.columns},
                        {"column", first % c.columns},
-                       {"expected", number(r.expected[size_t(first)])},
-                       {"got", number(got.value[size_t(first)])}};
+                       {"expected", json_number(r.expected[size_t(first)])},
+                       {"got", json_number(got.value[size_t(first)])}};
   if (!o.json.empty()) write_records(o.json, {record});
   if (o.json == "-") return differ ? kMismatch : kPass;
   std::string text =
