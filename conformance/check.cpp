@@ -43,11 +43,13 @@ const std::vector<Check>& registry() {
   static const std::vector<Check> all = [] {
     std::vector<Check> out;
     add_kernel_checks(out);
+    add_device_kernel_checks(out);
     add_official_checks(out);
     add_bound_checks(out);
     add_oracle_checks(out);
     add_equivalence_checks(out);
     add_quantised_equivalence_checks(out);
+    add_device_equivalence_checks(out);
     add_trace_checks(out);
     add_quality_checks(out);
     add_quantised_quality_checks(out);

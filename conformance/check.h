@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -36,6 +37,7 @@ struct CheckContext {
   Isa isa = best_isa();
   int threads = 0;
   KernelRun kernel;
+  std::filesystem::path module;    // of device checks; empty: the one that the build made
   std::function<void(DumpSpec&)> alter;   // applied to every run of the check (case_spec): how faults are planted in it
 };
 
@@ -60,7 +62,7 @@ struct Check {
   Level level = Level::max_rel;    // value checks
   Scope scope = Scope::integration;
   std::string family;              // "qwen3", or "-"
-  std::string device = "cpu";
+  std::string device = "cpu";      // "cuda"; "simt": the CUDA sources, emulated on the CPU
   std::optional<Isa> isa;          // kernel checks: the instruction set they run
   Cost cost = Cost::fast;
   std::string baseline, target;    // in words
@@ -90,6 +92,10 @@ std::string render_junit(const std::vector<nlohmann::ordered_json>& records);
 /// Exit code of a run of several checks: precedence 2, 3, 1, 77, 0; nothing selected: 2.
 int combined_exit_code(const std::vector<CheckResult>& results);
 
+class Device;
+/// The device of a check; null, and out.not_run says why, where there is none.
+std::shared_ptr<Device> open_device(const CheckContext& c, const std::string& device, CheckOutcome& out);   // kernel/device_checks.cpp
+
 // Each room adds its checks.
 void add_official_checks(std::vector<Check>& out);     // integration/official.cpp
 void add_bound_checks(std::vector<Check>& out);        // integration/bounds.cpp
@@ -101,6 +107,8 @@ void add_trace_checks(std::vector<Check>& out);        // equivalence/trace.cpp
 void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
 void add_quantised_quality_checks(std::vector<Check>& out);       // quality/quantised.cpp
 void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
+void add_device_kernel_checks(std::vector<Check>& out);         // kernel/device_checks.cpp
+void add_device_equivalence_checks(std::vector<Check>& out);    // equivalence/device.cpp
 void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
 void add_config_echo_checks(std::vector<Check>& out);  // artifact/config_echo.cpp
 void add_tokenizer_checks(std::vector<Check>& out);    // text/tokenizer_checks.cpp

@@ -52,18 +52,38 @@ struct NodeContext {
   const RopeTable* rope;
 };
 
+class Observer;
+struct Trace;
+
+/// What every node of one physical pass shares.
+struct PassState {
+  const Batch& batch;
+  std::vector<RowPlace> places;             // per row
+  std::vector<int64_t> positions, all_rows; // per row: place.position; 0, 1, 2 ...
+  Observer* observer;
+  Trace* trace;
+  int64_t physical;
+};
+
 /// One executed node of one physical pass.
 struct TraceEntry {
   Pass pass;
   int64_t physical_pass;             // counts forward calls of the engine
   int node;                          // index in the program
-  std::string_view backend;          // "cpu"
+  std::string_view backend;          // "cpu", "cuda", "simt" (the emulated device)
   std::string variant;               // kernel that ran: "avx2", or the name of a planted fault
   int64_t rows;
-  double seconds;                    // wall time of the node
+  double seconds;                    // wall time of the node; 0 where a device runs a whole pass without waiting
+};
+/// What one physical pass moved and asked of a device.
+struct PassTraffic {
+  Pass pass;
+  int64_t physical_pass;
+  uint64_t launches, uploads, upload_bytes, downloads, download_bytes, allocations, frees, syncs, replays;
 };
 struct Trace {
   std::vector<TraceEntry> entries;
+  std::vector<PassTraffic> traffic;  // of passes with a device
   int64_t passes = 0;
   /// Distinct "backend/variant" of all entries, with how many nodes each ran.
   std::vector<std::pair<std::string, int64_t>> variants() const;
@@ -76,8 +96,9 @@ class CpuBackend {
   CpuBackend(const Kernels& table, int threads);   // for planted kernels; the table must outlive the backend
   ~CpuBackend();
   /// Repacks the quantised weights that linear nodes of `program` use (ops/panel.h), unless their activations are f32 or the
-  /// set is scalar, which reads the file's blocks. Throws Error{memory} with the bytes it wanted. Once, before run().
-  void prepare(const Program& program, Activations activations);
+  /// set is scalar, which reads the file's blocks. Not `now`: each when it is first needed, if it ever is (a device does the
+  /// others). Throws Error{memory} with the bytes it wanted. Once, before run().
+  void prepare(const Program& program, Activations activations, bool now = true);
   size_t panel_bytes() const { return panel_bytes_; }
   /// A matrix repacked, panel_bytes(m) bytes; null where its blocks are read as they lie.
   const std::byte* panels(const Matrix& m) const;
@@ -93,10 +114,11 @@ class CpuBackend {
  private:
   void start(int threads);
   void quant_linear(NodeContext& c);
+  void repack_all(const std::vector<const Matrix*>& matrices);
   const Kernels* kernels_;
   Activations activations_ = Activations::f32;
   std::unordered_map<const std::byte*, const std::byte*> panels_;      // by where the matrix lies
-  std::shared_ptr<std::byte[]> panel_storage_;
+  std::vector<std::shared_ptr<std::byte[]>> panel_storage_;
   size_t panel_bytes_ = 0;
   ValueId quantised_value_ = kNoValue;      // what `quantised_` holds: q, k and v share an input, gate and up another
   QuantisedRows quantised_{};

@@ -76,15 +76,21 @@ void CaptureOptions::check(const Program& program) const {
   }
 }
 
-void Capture::declare_pass(Pass pass, int32_t prompt, int64_t step) {
+void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
+  const Pass pass = batch.pass;
   if (!declared_.insert({pass, prompt, step}).second) return;
   const Program& program = engine_.program();
   const int64_t rows = pass == Pass::prefill ? int64_t(requests_[prompt].ids.size()) : 1;
   std::vector<TensorDecl> tensors;
+  std::vector<std::string> inner;
   for (size_t i = 0; i < program.nodes.size(); i++) {
     const Node& n = program.nodes[i];
     if (n.output == kNoValue) continue;
     const Value& v = program.values[n.output];
+    if (!engine_.materialises(batch, n.output)) {
+      if (options_.wants(v.layer, v.phase)) inner.push_back(tensor_name(prompt, pass, step, v.layer, v.phase));
+      continue;
+    }
     TensorDecl d;
     d.order = int64_t(i);
     d.role = "phase";
@@ -103,9 +109,12 @@ void Capture::declare_pass(Pass pass, int32_t prompt, int64_t step) {
     }
   }
   if (!tensors.empty()) writer_.declare(tensors);
+  writer_.not_materialised(inner);
 }
 
 void Capture::value(const Batch& batch, const Node& node, const float* data, std::span<const int64_t> rows, int64_t columns) {
+  // A group that was refused after all brings its inner values too: what a dump holds does not hang on that.
+  if (!engine_.materialises(batch, node.output)) return;
   const Value& v = engine_.program().values[node.output];
   int64_t start = 0;   // batch row where the segment starts
   size_t r = 0;        // index into rows
@@ -113,7 +122,7 @@ void Capture::value(const Batch& batch, const Node& node, const float* data, std
     const size_t first = r;
     while (r < rows.size() && rows[r] < start + s.rows) r++;
     if (r > first) {
-      declare_pass(batch.pass, s.prompt, s.step);
+      declare_pass(batch, s.prompt, s.step);
       const int64_t row0 = batch.pass == Pass::prefill ? s.position + rows[first] - start : 0;
       const float* at = data + int64_t(first) * columns;
       if (options_.wants(v.layer, v.phase))
@@ -188,6 +197,18 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
   manifest["engine"] = {{"name", "assay"}, {"version", kVersion}, {"source_hash", kSourceHash}, {"numerics", kNumericsVersion}};
   manifest["device"] = {{"backend", "cpu"}, {"name", cpu_model()}, {"arch", host.machine},
                         {"isa", name_of(engine.backend().isa())}, {"threads", engine.backend().threads()}};
+  if (const DeviceBackend* d = engine.device()) {
+    const AssayDeviceInfo& info = d->device().info();
+    const DeviceOptions& o = d->options();
+    manifest["device"]["backend"] = d->name();
+    manifest["device"]["name"] = info.name;
+    manifest["device"]["arch"] = info.architecture;
+    manifest["device"]["driver"] = info.driver;
+    manifest["device"]["module"] = {{"name", d->device().table().name}, {"sources", d->device().table().sources},
+                                    {"fused", o.fused}, {"graph", o.graph}};
+  } else if (!engine.device_problem().empty()) {
+    manifest["device"]["problem"] = engine.device_problem();
+  }
   manifest["model"] = {{"path", p.path}, {"format", p.format}, {"hash", p.hash}, {"family", c.family},
                        {"quantisation", p.quantisation}, {"tokenizer_hash", p.tokenizer_hash}};
   nlohmann::ordered_json rope = {{"theta", c.rope.theta}, {"rotary", c.rope.rotary}, {"type", c.rope.llama3 ? "llama3" : "default"}};

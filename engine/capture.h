@@ -43,7 +43,7 @@ class Capture : public GenerateObserver {
   void after_decode(const Engine& engine, int32_t prompt, int slot, const Generated& g) override;
 
  private:
-  void declare_pass(Pass pass, int32_t prompt, int64_t step);
+  void declare_pass(const Batch& batch, int32_t prompt, int64_t step);
   void write_state(const Engine& engine, int32_t prompt, int slot, const char* when);
   void write_ids(int32_t prompt, const char* name, const std::vector<int32_t>& ids);
 

@@ -28,21 +28,26 @@ void CpuBackend::start(int threads) {
 }
 CpuBackend::~CpuBackend() = default;
 
-void CpuBackend::prepare(const Program& program, Activations activations) {
+void CpuBackend::prepare(const Program& program, Activations activations, bool now) {
   activations_ = activations;
-  if (activations == Activations::f32 || isa() == Isa::scalar) return;
+  if (activations == Activations::f32 || isa() == Isa::scalar || !now) return;
   std::vector<const Matrix*> matrices;
   for (const Node& n : program.nodes)
-    if (n.op == OpKind::linear && is_quantised(n.weight->type) && panels_.emplace(n.weight->data, nullptr).second) {
+    if (n.op == OpKind::linear && is_quantised(n.weight->type) && panels_.emplace(n.weight->data, nullptr).second)
       matrices.push_back(n.weight);
-      panel_bytes_ += assay::panel_bytes(*n.weight);
-    }
-  if (matrices.empty()) return;
-  panel_storage_ = allocate_large(panel_bytes_);
-  if (!panel_storage_)
-    throw Error(ErrorKind::memory, "weights", "their repacked copy does not fit", std::to_string(panel_bytes_) + " bytes", "",
+  repack_all(matrices);
+}
+
+void CpuBackend::repack_all(const std::vector<const Matrix*>& matrices) {
+  size_t bytes = 0;
+  for (const Matrix* m : matrices) bytes += assay::panel_bytes(*m);
+  if (bytes == 0) return;
+  panel_storage_.push_back(allocate_large(bytes));
+  std::byte* at = panel_storage_.back().get();
+  if (!at)
+    throw Error(ErrorKind::memory, "weights", "their repacked copy does not fit", std::to_string(bytes) + " bytes", "",
                 "--isa scalar and --activations f32 read the file's blocks as they lie.");
-  std::byte* at = panel_storage_.get();
+  panel_bytes_ += bytes;
   for (const Matrix* m : matrices) {
     panels_[m->data] = at;
     pool_->parallel_for(panels_of(*m), 16, [&](int64_t b, int64_t e, int) { repack(*m, at, b, e); });
@@ -111,6 +116,7 @@ void CpuBackend::quant_linear(NodeContext& c) {
     pool_->parallel_for(all, grain_for(all, 64), [&](int64_t b, int64_t e, int) { kernels_->quantise(q, b, e); });
     quantised_value_ = value;
   }
+  if (isa() != Isa::scalar && !panels(w)) repack_all({&w});
   const QuantLinearArgs a{w, panels(w), quantised_, n.vector ? n.vector->data() : nullptr, c.output};
   // A thread should read on through memory for a while, and threads should end together: some eight pieces each.
   const int64_t panels = panels_of(w), piece = panels / (8 * pool_->threads());

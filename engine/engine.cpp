@@ -48,7 +48,7 @@ Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOption
   const Config& c = model_->config;
   check_options(options_, c);
   backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
-  backend_->prepare(program_, options_.activations);
+  backend_->prepare(program_, options_.activations, options_.device.module.empty());
   rope_ = std::make_unique<RopeTable>(make_rope_table(c.rope, options_.context));
   lengths_.assign(options_.slots, 0);
 
@@ -69,6 +69,17 @@ Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOption
   }
 
   buffer_of_.assign(program_.values.size(), -1);
+  if (!options_.device.module.empty()) {
+    try {
+      auto device = std::make_shared<Device>(DeviceModule::load(options_.device.module), options_.device.ordinal);
+      device_ = std::make_unique<DeviceBackend>(std::move(device), *model_, program_, options_.device, options_.activations, caches_, *rope_,
+                                                options_.poison);
+    } catch (const Error& e) {
+      if (e.kind() == ErrorKind::usage) throw;   // an option that no device could follow
+      device_problem_ = e.what();
+      if (options_.device.notice) options_.device.notice("no device, the CPU runs everything (the same bytes): " + device_problem_);
+    }
+  }
 }
 
 Engine::~Engine() = default;
@@ -104,7 +115,8 @@ void Engine::check(const Batch& batch) const {
       throw Error(ErrorKind::internal, "logit_rows", "not rising or outside the batch");
 }
 
-float* Engine::buffer_for(ValueId value, int64_t floats) {
+float* Engine::make(ValueId value, int64_t floats) {
+  if (buffer_of_[value] >= 0) return buffers_[buffer_of_[value]].data();
   std::vector<bool> used(buffers_.size(), false);
   for (int b : buffer_of_)
     if (b >= 0) used[b] = true;
@@ -120,70 +132,96 @@ float* Engine::buffer_for(ValueId value, int64_t floats) {
   return buffers_[best].data();
 }
 
+const float* Engine::value(ValueId value) const { return buffer_of_[value] < 0 ? nullptr : buffers_[buffer_of_[value]].data(); }
+void Engine::drop(ValueId value) { buffer_of_[value] = -1; }
+
+void Engine::run(size_t i) {
+  const Node& node = program_.nodes[i];
+  const PassState& pass = *pass_;
+  const bool some = node.requested_rows_only;
+  const std::vector<int64_t>& rows = some ? pass.batch.logit_rows : pass.all_rows;
+  NodeContext ctx{node, program_, model_->config, pass.batch, int64_t(rows.size()), {}, nullptr, 0, pass.batch.ids, pass.places,
+                  pass.positions, node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get()};
+  for (ValueId v : node.inputs) ctx.inputs.push_back(value(v));
+  if (some && rows.size() != pass.all_rows.size()) {  // pick the wanted rows of the one input
+    const int64_t k = program_.values[node.inputs[0]].columns;
+    gathered_.resize(rows.size() * k);
+    for (size_t r = 0; r < rows.size(); r++)
+      std::memcpy(&gathered_[r * k], ctx.inputs[0] + rows[r] * k, k * sizeof(float));
+    ctx.inputs[0] = gathered_.data();
+  }
+  if (node.output != kNoValue) {
+    ctx.columns = program_.values[node.output].columns;
+    const int64_t floats = ctx.rows * ctx.columns;
+    ctx.output = make(node.output, floats);
+    // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
+    if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
+  }
+  const auto start = std::chrono::steady_clock::now();
+  if (node.replacement)
+    node.replacement(ctx);
+  else
+    backend_->run(ctx);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  if (pass.trace)
+    pass.trace->entries.push_back({pass.batch.pass, pass.physical, int(i), "cpu",
+                                   node.replacement ? node.variant : backend_->variant(node), ctx.rows, elapsed.count()});
+}
+
 const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trace) {
   check(batch);
-  const Config& c = model_->config;
-  std::vector<RowPlace> places;
-  std::vector<int64_t> positions, all_rows;
+  PassState pass{batch, {}, {}, {}, observer, trace, trace ? trace->passes++ : 0};
   for (const Segment& s : batch.segments)
     for (int64_t r = 0; r < s.rows; r++) {
-      places.push_back({s.slot, s.position + r});
-      positions.push_back(s.position + r);
-      all_rows.push_back(int64_t(all_rows.size()));
+      pass.places.push_back({s.slot, s.position + r});
+      pass.positions.push_back(s.position + r);
+      pass.all_rows.push_back(int64_t(pass.all_rows.size()));
     }
   std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
-  last_use_.assign(program_.values.size(), -1);   // of the program as it now is: a planted fault may have rewired it
-  for (size_t i = 0; i < program_.nodes.size(); i++)
-    for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
   backend_->begin_pass();
-  const int64_t physical = trace ? trace->passes++ : 0;
+  pass_ = &pass;
   const float* logits = nullptr;
-  std::vector<float> gathered;
-
-  for (size_t i = 0; i < program_.nodes.size(); i++) {
-    const Node& node = program_.nodes[i];
-    const bool some = node.requested_rows_only;
-    const std::vector<int64_t>& rows = some ? batch.logit_rows : all_rows;
-    if (rows.empty()) continue;
-    NodeContext ctx{node, program_, c, batch, int64_t(rows.size()), {}, nullptr, 0, batch.ids, places, positions,
-                    node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get()};
-    for (ValueId v : node.inputs) ctx.inputs.push_back(buffers_[buffer_of_[v]].data());
-    if (some && rows.size() != all_rows.size()) {  // pick the wanted rows of the one input
-      const int64_t k = program_.values[node.inputs[0]].columns;
-      gathered.resize(rows.size() * k);
-      for (size_t r = 0; r < rows.size(); r++)
-        std::memcpy(&gathered[r * k], ctx.inputs[0] + rows[r] * k, k * sizeof(float));
-      ctx.inputs[0] = gathered.data();
+  if (device_) {
+    logits = device_->forward(pass, *this);
+  } else {
+    last_use_.assign(program_.values.size(), -1);   // of the program as it now is: a planted fault may have rewired it
+    for (size_t i = 0; i < program_.nodes.size(); i++)
+      for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
+    for (size_t i = 0; i < program_.nodes.size(); i++) {
+      const Node& node = program_.nodes[i];
+      const std::vector<int64_t>& rows = node.requested_rows_only ? batch.logit_rows : pass.all_rows;
+      if (rows.empty()) continue;
+      run(i);
+      if (observer && node.output != kNoValue)
+        observer->value(batch, node, value(node.output), rows, program_.values[node.output].columns);
+      if (node.requested_rows_only) logits = value(node.output);
+      for (ValueId v : node.inputs)
+        if (last_use_[v] == int(i)) drop(v);
     }
-    if (node.output != kNoValue) {
-      ctx.columns = program_.values[node.output].columns;
-      const int64_t floats = ctx.rows * ctx.columns;
-      ctx.output = buffer_for(node.output, floats);
-      // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
-      if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
-    }
-    const auto start = std::chrono::steady_clock::now();
-    if (node.replacement)
-      node.replacement(ctx);
-    else
-      backend_->run(ctx);
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    if (trace)
-      trace->entries.push_back({batch.pass, physical, int(i), "cpu",
-                                node.replacement ? node.variant : backend_->variant(node), ctx.rows, elapsed.count()});
-    if (observer && ctx.output) observer->value(batch, node, ctx.output, rows, ctx.columns);
-    if (some) logits = ctx.output;
-    for (ValueId v : node.inputs)
-      if (last_use_[v] == int(i)) buffer_of_[v] = -1;
   }
+  pass_ = nullptr;
   for (const Segment& s : batch.segments) lengths_[s.slot] += s.rows;
   return logits;
+}
+
+Program& Engine::plantable_program() {
+  if (device_) device_->replan();
+  return program_;
+}
+
+const KvLayer& Engine::kv(int layer) const {
+  if (device_) device_->state_to_host(layer);
+  return caches_.at(layer);
 }
 
 void Engine::truncate(int slot, int64_t length) {
   if (length < 0 || length > lengths_.at(slot))
     throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "can't be cut to a longer length",
                 "0 to " + std::to_string(lengths_[slot]), std::to_string(length));
+  if (device_) {
+    for (int l = 0; l < int(caches_.size()) && length > 0; l++) device_->state_to_host(l);
+    device_->truncate(slot, length);
+  }
   if (options_.poison)
     for (const KvLayer& l : caches_)
       for (int64_t h = 0; h < l.kv_heads; h++) {
@@ -209,11 +247,13 @@ EngineMemory Engine::memory() const {
 std::string Engine::state_hash(int slot) const {
   XXH3_state_t* h = XXH3_createState();
   XXH3_128bits_reset(h);
-  for (const KvLayer& l : caches_)
+  for (int i = 0; i < int(caches_.size()); i++) {
+    const KvLayer& l = kv(i);
     for (const std::byte* half : {l.k, l.v})
       for (int64_t head = 0; head < l.kv_heads; head++)
         XXH3_128bits_update(h, half + size_t(l.offset(slot, head, 0)) * size_of(l.type),
                             size_t(lengths_.at(slot)) * l.head_dim * size_of(l.type));
+  }
   const XXH128_hash_t d = XXH3_128bits_digest(h);
   XXH3_freeState(h);
   char text[33];

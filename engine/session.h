@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/backend.h"
+#include "engine/device_backend.h"
 #include "engine/model.h"
 #include "engine/program.h"
 
@@ -20,6 +21,7 @@ struct EngineOptions {
   Activations activations = Activations::s16;   // of quantised weights; without any it has no effect
   int slots = 1;
   int64_t context = 0;        // positions per slot; 0: the model's own maximum
+  DeviceOptions device;       // module empty: the CPU alone
   bool poison = false;        // fill unwritten state and every output with NaN before it is written (checks)
 };
 
@@ -46,7 +48,7 @@ class Observer {
   virtual void value(const Batch& batch, const Node& node, const float* data, std::span<const int64_t> rows, int64_t columns) = 0;
 };
 
-class Engine {
+class Engine : private HostSide {
  public:
   Engine(std::shared_ptr<const Model> model, EngineOptions options);
   /// A program that is not (only) the family's: one node of it (replay.h), a mutation. Its nodes may read the model's weights.
@@ -61,20 +63,30 @@ class Engine {
   const EngineOptions& options() const { return options_; }
   const CpuBackend& backend() const { return *backend_; }
   const Program& program() const { return program_; }
-  Program& plantable_program() { return program_; }   // for planted faults: what runs is what was rewritten
+  Program& plantable_program();                       // for planted faults: what runs is what was rewritten
   CpuBackend& plantable_backend() { return *backend_; }
 
   int64_t length(int slot) const { return lengths_.at(slot); }
   void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
-  const KvLayer& kv(int layer) const { return caches_.at(layer); }
+  const KvLayer& kv(int layer) const;                 // on the host, brought up to date where a device holds the newer copy
   const RopeTable& rope() const { return *rope_; }
   EngineMemory memory() const;
+  /// The device that passes run on; null: none was asked for, or none could be had (device_problem says why).
+  DeviceBackend* device() const { return device_.get(); }
+  const std::string& device_problem() const { return device_problem_; }
+  /// Whether a pass of this batch writes the value; false: a fused device step keeps it inside.
+  bool materialises(const Batch& batch, ValueId value) const { return !device_ || device_->materialises(batch, value); }
+  /// Greedy ids of the last pass's logit rows where the device chose them; else empty.
+  std::span<const int32_t> device_greedy() const { return device_ ? device_->greedy() : std::span<const int32_t>(); }
   /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;
 
  private:
   void check(const Batch& batch) const;
-  float* buffer_for(ValueId value, int64_t floats);
+  float* make(ValueId value, int64_t floats) override;
+  const float* value(ValueId value) const override;
+  void drop(ValueId value) override;
+  void run(size_t node) override;
   std::shared_ptr<const Model> model_;
   EngineOptions options_;
   Program program_;
@@ -86,6 +98,10 @@ class Engine {
   std::vector<int> last_use_;                         // per value: index of the last node that reads it
   std::vector<std::vector<float>> buffers_;           // reused between values whose lives don't overlap
   std::vector<int> buffer_of_;                        // per value, -1: not alive
+  std::vector<float> gathered_;                       // input rows of logits
+  const PassState* pass_ = nullptr;                   // in progress
+  std::unique_ptr<DeviceBackend> device_;
+  std::string device_problem_;
 };
 
 /// What generate() does for one prompt.

@@ -35,7 +35,7 @@ struct Selection {
     c.add_option("--level", level, "byte_exact, max_rel or greedy_prefix");
     c.add_option("--scope", scope, "kernel or integration");
     c.add_option("--family", family, "llama, olmo2, qwen2, qwen3, qwen3_vl");
-    c.add_option("--device", device, "cpu or cuda");
+    c.add_option("--device", device, "cpu, simt (the CUDA sources, emulated) or cuda; cuda's checks run only where they are asked for");
     c.add_flag("--all", slow, "slow checks too");
   }
   std::vector<const Check*> select() const {
@@ -49,7 +49,7 @@ struct Selection {
     known(kind, "--kind", {"value", "counter", "artifact", "quality"});
     known(level, "--level", {"byte_exact", "max_rel", "greedy_prefix"});
     known(scope, "--scope", {"kernel", "integration"});
-    known(device, "--device", {"cpu", "cuda"});
+    known(device, "--device", {"cpu", "simt", "cuda"});
     std::vector<const Check*> out;
     for (const Check& c : registry()) {
       if (c.cost == Cost::slow && !slow && c.id != filter) continue;
@@ -58,6 +58,7 @@ struct Selection {
       if (!scope.empty() && (c.kind != CheckKind::value || name_of(c.scope) != scope)) continue;
       if (!family.empty() && c.family != family) continue;
       if (!device.empty() && c.device != device) continue;
+      if (device.empty() && c.device == "cuda" && filter.find("cuda") == std::string::npos) continue;
       if (!filter.empty() && (filter.find('*') == std::string::npos ? c.id.find(filter) == std::string::npos : !glob_match(filter, c.id))) continue;
       out.push_back(&c);
     }
@@ -67,7 +68,7 @@ struct Selection {
 
 struct CheckCommand {
   Selection selection;
-  std::string root, work, json, junit, isa, shard;
+  std::string root, work, json, junit, isa, shard, module;
   int threads = 0, repeat = 1;
   KernelRun kernel;
   bool verbose = false, until_fail = false, exact = false, this_cpu = false;
@@ -96,6 +97,7 @@ int run(const CheckCommand& o) {
   context.work = work.path;
   context.threads = o.threads;
   context.kernel = o.kernel;
+  context.module = o.module;
   if (o.kernel.only >= 0 && (checks.size() != 1 || checks[0]->scope != Scope::kernel || checks[0]->kind != CheckKind::value))
     throw Error(ErrorKind::usage, "--case", "is for one kernel check", "--exact --filter kernel/OP/ISA", std::to_string(checks.size()) + " checks");
   if (!o.isa.empty()) context.isa = isa_from_name(o.isa);
@@ -166,6 +168,7 @@ int list(const ListCommand& o) {
 /// What needs no model and no golden: is this build right on this machine? All kernel-scope checks.
 int selftest(CheckCommand o) {
   o.selection.scope = "kernel";
+  if (o.selection.device.empty()) o.selection.device = "cpu";
   o.this_cpu = true;
   o.root = "";
   return run(o);
@@ -181,6 +184,7 @@ void add_check(CLI::App& app, int& code) {
   c->add_flag("--this-cpu", o->this_cpu, "leave out kernel checks of instruction sets that this CPU lacks (else: not run, exit 77)");
   c->add_option("--isa", o->isa, "instruction set of the target side (default: the best this CPU has)");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
+  c->add_option("--module", o->module, "the module that checks with --device simt or cuda load (default: the one this build made)");
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
   c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
   c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::Range(int64_t(0), int64_t(1) << 40));

@@ -108,6 +108,20 @@ void EngineChoice::add(CLI::App& app) {
   app.add_option("--backend", backend, "cpu or cuda")->capture_default_str();
   app.add_option("--isa", isa, "scalar, avx2, avx512, avx512vnni or neon (default: the best this CPU has)");
   app.add_option("--threads", threads, "0: all cores")->capture_default_str();
+  app.add_option("--module", module, "the device module of --backend cuda (default: libassay_cuda.so beside this program)");
+  app.add_option("--vram-budget", budget, "bytes of device memory for weights, like 8G; the others stream through a window");
+  app.add_flag("--no-fuse", no_fuse, "every node as a launch of its own (the same bytes)");
+  app.add_flag("--no-graph", no_graph, "decode passes queued anew each time instead of replayed (the same bytes)");
+}
+
+uint64_t bytes_from_text(const std::string& text, const std::string& option) {
+  uint64_t number = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  const std::pair<const char*, int> units[] = {{"", 0}, {"K", 10}, {"M", 20}, {"G", 30}, {"T", 40}};
+  for (const auto& [name, shift] : units)
+    if (failed == std::errc() && unit == name && number <= (UINT64_MAX >> shift)) return number << shift;
+  throw Error(ErrorKind::usage, option, "is no number of bytes", "like 500M, 8G or 8589934592", "\"" + text + "\"");
 }
 
 void EngineChoice::apply(EngineOptions& options) const {
@@ -115,6 +129,16 @@ void EngineChoice::apply(EngineOptions& options) const {
   options.activations = activations_from_name(activations.value_or("s16"));
   if (!isa.empty()) options.isa = isa_from_name(isa);
   options.threads = threads;
+  const bool device_option = !module.empty() || !budget.empty() || no_fuse || no_graph;
+  if (backend != "cuda" && device_option)
+    throw Error(ErrorKind::usage, !module.empty() ? "--module" : !budget.empty() ? "--vram-budget" : no_fuse ? "--no-fuse" : "--no-graph",
+                "is of a device", "--backend cuda beside it", "--backend " + backend);
+  if (backend != "cuda") return;
+  options.device.module = module.empty() ? built_module("cuda").string() : module;
+  if (!budget.empty()) options.device.budget = bytes_from_text(budget, "--vram-budget");
+  options.device.fused = !no_fuse;
+  options.device.graph = !no_graph;
+  options.device.notice = [](const std::string& words) { std::cerr << "assay: " << words << std::endl; };
 }
 
 void ModelOptions::add(CLI::App& app) {
@@ -137,9 +161,8 @@ std::shared_ptr<const Model> ModelOptions::load() const {
 }
 
 std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
-  if (backend == "cuda")
-    throw Error(ErrorKind::usage, "--backend", "this build has no CUDA module", "cpu", "cuda");
-  if (backend != "cpu") throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
+  if (backend != "cpu" && backend != "cuda")
+    throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
   const Activations kind = activations_from_name(activations.value_or("s16"));
   const std::filesystem::path folder(path);
   std::error_code ignored;

@@ -1,0 +1,192 @@
+// One set of bits on a device: whole runs against the CPU's, whatever is fused, captured, cut, batched, streamed or refused.
+// Equal bytes prove something about the device only if it ran: the trace must show every node there but those refused on purpose.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "conformance/equivalence/variants.h"
+#include "conformance/integration/quantised.h"
+#include "engine/formats/synth.h"
+
+namespace assay {
+namespace {
+
+struct DeviceVariant {
+  std::string name;
+  std::function<void(DumpSpec&)> apply;
+  std::function<bool(const Node&)> on_cpu;   // nodes that must run on the CPU; null: none
+  bool absent = false;                       // there is no device at all
+};
+
+DeviceVariant variant(std::string name, std::function<void(DumpSpec&)> apply) { return {std::move(name), std::move(apply), nullptr, false}; }
+DeviceVariant refusing(std::string name, std::function<bool(const Node&)> which) {
+  return {std::move(name), [which](DumpSpec& s) { s.engine.device.refuse = which; }, which, false};
+}
+
+std::vector<DeviceVariant> device_variants(const Model& model, size_t prompts) {
+  std::vector<DeviceVariant> v;
+  v.push_back(variant("fused, graphs", [](DumpSpec&) {}));
+  v.push_back(variant("node by node", [](DumpSpec& s) { s.engine.device.fused = s.engine.device.graph = false; }));
+  v.push_back(variant("fused, no graph", [](DumpSpec& s) { s.engine.device.graph = false; }));
+  v.push_back(variant("chunk 3", [](DumpSpec& s) { s.generate.chunk = 3; }));
+  if (prompts > 1) v.push_back(variant("batched", [](DumpSpec& s) { s.generate.batch = true; }));
+  v.push_back(variant("slot 2 of 4, loaded when needed", [](DumpSpec& s) {
+    s.generate.slot = 2;
+    s.engine.slots = 4;
+    s.engine.device.preload = false;
+  }));
+  // Room for the window and the largest matrices: the others stream. Tables that only embed stay with the CPU.
+  uint64_t all = 0, largest = 0;
+  const Program program = build_program(model);
+  std::set<const std::byte*> seen;
+  for (const Node& n : program.nodes)
+    if (n.weight && seen.insert(n.weight->data).second) {
+      all += n.weight->bytes();
+      if (n.op == OpKind::linear && n.layer >= 0) largest = std::max<uint64_t>(largest, n.weight->bytes());
+    }
+  DeviceVariant streamed = variant("weights streamed", [all](DumpSpec& s) { s.engine.device.budget = all * 9 / 10; });
+  streamed.on_cpu = [](const Node& n) { return n.op == OpKind::embed; };
+  v.push_back(std::move(streamed));
+  v.push_back(refusing("every third node refused", [nodes = program.nodes.data(), n = program.nodes.size()](const Node& node) {
+    // The engine has a program of its own: a node is told by layer and op.
+    for (size_t i = 0; i < n; i++)
+      if (nodes[i].layer == node.layer && nodes[i].phase == node.phase) return i % 3 == 2;
+    return false;
+  }));
+  v.push_back(refusing("everything refused", [](const Node&) { return true; }));
+  v.push_back({"no module", [](DumpSpec& s) { s.engine.device.module = "/nowhere/libassay_none.so"; }, nullptr, true});
+  return v;
+}
+
+/// What ran where, and how often the device was asked for memory or waited for.
+void check_trace(CheckOutcome& out, const DeviceVariant& v, const DumpSpec& spec, const DumpRun& run, const Program& program,
+                 std::string_view device) {
+  for (const TraceEntry& e : run.trace.entries) {
+    const Node& n = program.nodes.at(size_t(e.node));
+    const std::string_view wanted = v.absent || (v.on_cpu && v.on_cpu(n)) ? "cpu" : device;
+    // A table that is not resident stays with the CPU, one that fits does not.
+    if (v.name == "weights streamed" && n.op == OpKind::embed) continue;
+    if (e.backend != wanted) {
+      out.fail(fmt::format("{}: {} ran on {}, wanted {}", v.name, n.name(), e.backend, wanted));
+      return;
+    }
+  }
+  if (v.absent || v.on_cpu || !spec.engine.device.graph || !spec.engine.device.preload) return;
+  int64_t steady = 0;
+  for (const PassTraffic& t : run.trace.traffic) {
+    if (t.pass != Pass::decode) continue;
+    if (t.replays != 1) out.fail(fmt::format("{}: decode pass {} replayed {} graphs", v.name, t.physical_pass, t.replays));
+    // The first pass of a geometry allocates and captures; the second of each prompt is steady.
+    if (t.allocations == 0) steady++;
+    else if (steady > 0 && !spec.generate.batch && spec.generate.chunk == 0)
+      out.fail(fmt::format("{}: {} allocations in steady decode pass {}", v.name, t.allocations, t.physical_pass));
+  }
+  if (steady == 0) out.fail(v.name + ": no decode pass without an allocation");
+}
+
+CheckOutcome compare_with_device(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base, const std::string& device,
+                                 const std::vector<DeviceVariant>& variants) {
+  CheckOutcome out;
+  const auto opened = open_device(c, device, out);
+  if (!opened) return out;
+  base.mode = CaptureMode::hash;
+  base.out = c.work / "cpu";
+  base.replace = true;
+  const DumpRun base_run = run_dump(model, base);
+  const Dump base_dump = Dump::open(base.out);
+  const Program program = build_program(*model);
+  CompareOptions options;
+  options.level = Level::byte_exact;
+  options.threads = c.threads;
+  base.engine.device.module = (c.module.empty() ? built_module(device) : c.module).string();
+  for (const DeviceVariant& v : variants) {
+    DumpSpec spec = base;
+    v.apply(spec);
+    spec.out = c.work / "device";
+    const DumpRun run = run_dump(model, spec);
+    out.add(compare(base_dump, Dump::open(spec.out), options), v.name);
+    check_trace(out, v, spec, run, program, device);
+    // Nobody watches: other buffers, nothing but logits and ids come back.
+    if (v.absent) continue;
+    spec.out.clear();
+    const DumpRun blind = run_dump(model, spec);
+    for (size_t i = 0; i < base_run.generated.size(); i++) {
+      out.compared += 3;
+      const std::string where = fmt::format("{}, capture off, prompt{}", v.name, i);
+      if (blind.generated[i].greedy != base_run.generated[i].greedy) out.fail(where + ": other ids");
+      if (blind.generated[i].last_logits != base_run.generated[i].last_logits) out.fail(where + ": other last logits");
+      if (!base_run.state_hashes[i].empty() && !blind.state_hashes[i].empty() && blind.state_hashes[i] != base_run.state_hashes[i])
+        out.fail(where + ": other state");
+    }
+  }
+  out.notes.push_back(fmt::format("{}, {}: {} variants, each {} tensors; digest {}", opened->info().name, opened->info().architecture,
+                                  variants.size(), base_dump.tensors().size(), base_dump.digest()));
+  return out;
+}
+
+Check device_check(const std::string& id, const std::string& family, const std::string& device, Cost cost, int64_t expected) {
+  Check k;
+  k.id = id;
+  k.level = Level::byte_exact;
+  k.family = family;
+  k.device = device;
+  k.cost = cost;
+  k.baseline = "our dump on the CPU";
+  k.target = fmt::format("{}: fused, node by node, graphs, chunks, batches, streamed weights, refused nodes, no module", device);
+  k.expected = expected;
+  return k;
+}
+
+}  // namespace
+
+void add_device_equivalence_checks(std::vector<Check>& out) {
+  for (const std::string device : {"simt", "cuda"})
+    for (const OfficialCase& oc : official_cases()) {
+      const bool emulated = device == "simt";
+      Check k = device_check(fmt::format("equivalence/{}/{}", oc.name, device), oc.family, device,
+                             oc.trained || (emulated && oc.tensors > 400) ? Cost::slow : Cost::fast, oc.tensors);
+      k.run = [&oc, device, emulated](const CheckContext& c) {
+        DumpSpec base = case_spec(c, oc, false);
+        const auto model = shared_model(case_dir(c, oc) / "model");
+        base.engine.kv = KvType::f16;
+        if (emulated && base.requests.size() > 2) base.requests.resize(2);
+        for (Request& r : base.requests) r.decode = std::min<int64_t>(r.decode, emulated ? 3 : 8);
+        CheckOutcome all = compare_with_device(c, model, base, device, device_variants(*model, base.requests.size()));
+        if (emulated || !all.not_run.empty()) return all;
+        for (KvType kv : {KvType::f32, KvType::bf16}) {
+          base.engine.kv = kv;
+          const CheckOutcome o = compare_with_device(c, model, base, device, {variant("fused, graphs", [](DumpSpec&) {})});
+          all.compared += o.compared;
+          for (const std::string& f : o.failures) all.fail(fmt::format("kv {}: {}", name_of(kv), f));
+        }
+        return all;
+      };
+      out.push_back(std::move(k));
+      if (oc.trained) continue;
+      Check q = device_check(fmt::format("equivalence/{}/{}-quantised", oc.name, device), oc.family, device,
+                             emulated ? Cost::slow : Cost::fast, oc.tensors);
+      q.run = [&oc, device](const CheckContext& c) {
+        CheckOutcome all;
+        for (WeightType type : quantised_types(oc))
+          for (Activations kind : {Activations::s16, Activations::s8, Activations::f32}) {
+            DumpSpec base = case_spec(c, oc, false);
+            base.engine.kv = KvType::f16;
+            base.engine.activations = kind;
+            for (Request& r : base.requests) r.decode = std::min<int64_t>(r.decode, 3);
+            const auto model = quantised_case(c, oc, type);
+            std::vector<DeviceVariant> variants = device_variants(*model, base.requests.size());
+            if (kind != Activations::s16) variants.resize(2);
+            const CheckOutcome o = compare_with_device(c, model, base, device, variants);
+            if (!o.not_run.empty()) return o;
+            all.compared += o.compared;
+            for (const std::string& f : o.failures) all.fail(fmt::format("{} {}: {}", id_of(type), name_of(kind), f));
+            all.notes.insert(all.notes.end(), o.notes.begin(), o.notes.end());
+          }
+        return all;
+      };
+      out.push_back(std::move(q));
+    }
+}
+
+}  // namespace assay

@@ -1,0 +1,582 @@
+// Attention of single rows, each with a place of its own: decode, and the rows of a pass that form no runs. Three launches:
+//
+// attention_score: scores and their maxima. A block has one row, one kv head, up to 8 query heads that share it, and one class
+//   of positions: those that are c mod 2^class_bits. 16 bytes of a key row lie with one thread, so a team of 4 threads (f32: 8)
+//   holds the 32 accumulators of the head rule, each in increasing d; 16, 8 (and 4) fold across the team, the rest inside.
+//   In each fold across, a thread keeps the first half of its heads and gives the sums of the other half away: the team meets
+//   the heads in an order of its own (Team::flip), so that no value is selected.
+// attention_mix: exp, sum of p and mix of values, the same split. A class holds 256 / 2^class_bits of the lanes of the float
+//   rule; a thread has 16 bytes of a value row in one lane and walks its positions upwards. Folds inside the class.
+// attention_finish: folds the classes' parts, adds +0, divides.
+//
+// attention_mix copies its first values before attention_score has ended. That one lets it start only behind its own wait for
+// what came before: when a block of attention_mix runs, the cache and the places are complete.
+//
+// Every thread copies what it will read itself, ahead, into a ring of its own in shared memory: no barrier in the loops. The
+// split depends on nothing but the class, so grids do not depend on positions. Masked lanes and parts of pieces are zeros in
+// both factors; they add +0 and change no byte (NUMERICS.md).
+// Bytes moved: keys and values once per 8 query heads; per position and head 4 written and 4 read (scores).
+// PRECOND: cache elements aligned to their size. Behind a row's position nothing is read.
+#include <algorithm>
+
+#include "cuda/attention.cuh"
+
+namespace assay {
+namespace {
+
+constexpr int kDecodeThreads = 256;     // fewer where rings of long heads do not fit
+constexpr int kUnits = 6, kTaken = 2;       // attention_score's ring, in positions; how many are worked on at once
+static_assert(kTaken == 2 && kUnits % kTaken == 0);
+constexpr int kRingSteps = 16, kGroup = 4;  // attention_mix's ring, in positions of a lane, copied in groups
+
+struct DecodeJob {
+  AttentionCall call;
+  float* scores;    // [row - first][head][class][per_class]
+  int32_t* maxima;  // [row - first][head][class], as ordered_of
+  float* partial;   // [row - first][head][class][head_dim]
+  float* sums;      // [row - first][head][class]
+  int first, rows;
+  int class_bits, per_class, head_blocks;
+  Rows which;
+};
+
+/// What a block works on.
+struct DecodeUnit {
+  int head, heads, position_class, count;  // first query head, how many; the class and how many positions it has
+  int64_t item;                            // (row - first) * heads + head
+  int64_t cached;                          // element where the kv head's rows start in the cache
+};
+template <int kHeads>
+__device__ __forceinline__ DecodeUnit decode_unit(const DecodeJob& job, int row, int u) {
+  const AttentionCall& a = job.call;
+  const int group = a.heads / a.kv_heads, classes = 1 << job.class_bits;
+  const int block = (u >> job.class_bits) % job.head_blocks, kv_head = (u >> job.class_bits) / job.head_blocks;
+  const AssayPlace place = a.places[row];
+  DecodeUnit unit;
+  unit.position_class = u & (classes - 1);
+  unit.head = kv_head * group + block * kHeads;
+  unit.heads = group - block * kHeads < kHeads ? group - block * kHeads : kHeads;
+  unit.count = (int)((place.position + classes - unit.position_class) >> job.class_bits);
+  unit.item = (int64_t)(row - job.first) * a.heads + unit.head;
+  unit.cached = ((int64_t)place.slot * a.kv_heads + kv_head) * a.context * a.head_dim;
+  return unit;
+}
+
+/// The threads that share one position of attention_score.
+template <int kType, int kHeads>
+struct Team {
+  static constexpr int kThreads = 32 / kPiece<kType>, kPerWarp = 32 / kThreads;
+  static constexpr int kKept = kHeads > kThreads ? kHeads / kThreads : 1;  // heads that a thread ends with
+
+  /// Thread t meets head n ^ flip(t) as its n-th.
+  static __device__ __forceinline__ int flip(int t) {
+    int f = 0;
+#pragma unroll
+    for (int bit = kThreads / 2, half = kHeads / 2; bit >= 1 && half >= 1; bit /= 2, half /= 2) f |= (t & bit) ? half : 0;
+    return f;
+  }
+  /// Where heads ran out before threads, several end with the same one.
+  static __device__ __forceinline__ bool writes(int t) { return kHeads >= kThreads || (t & (kThreads / kHeads - 1)) == 0; }
+};
+
+/// acc[..][0 .. kKept) become the whole sums. Lane l of the head rule: element l mod kPiece of thread l / kPiece.
+template <int kType, int kHeads, int kAtOnce>
+__device__ __forceinline__ void fold_team(float (&acc)[kAtOnce][kHeads][kPiece<kType>]) {
+  using T = Team<kType, kHeads>;
+#pragma unroll
+  for (int bit = T::kThreads / 2, half = kHeads / 2; bit >= 1; bit /= 2, half /= 2) {
+    const int kept = half >= 1 ? half : 1;
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) {
+#pragma unroll
+      for (int n = 0; n < kept; n++) {
+#pragma unroll
+        for (int j = 0; j < kPiece<kType>; j++) {
+          acc[u][n][j] = add_f32(acc[u][n][j], shuffle_xor(acc[u][n + half][j], bit * T::kPerWarp));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int half = kPiece<kType> / 2; half >= 1; half /= 2) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) {
+#pragma unroll
+      for (int n = 0; n < T::kKept; n++) {
+#pragma unroll
+        for (int j = 0; j < half; j++) acc[u][n][j] = add_f32(acc[u][n][j], acc[u][n][j + half]);
+      }
+    }
+  }
+}
+
+/// Dots of kAtOnce positions with all heads: keys[u] is the thread's first piece of each, 32 pieces apart; q its floats.
+template <int kType, int kHeads, int kAtOnce>
+__device__ __forceinline__ void dots(const uint4* const (&keys)[kAtOnce], const float* q, int chunks,
+                                     float (&out)[kAtOnce][Team<kType, kHeads>::kKept]) {
+  constexpr int kElements = kPiece<kType>;
+  float acc[kAtOnce][kHeads][kElements];
+#pragma unroll
+  for (int u = 0; u < kAtOnce; u++) {
+#pragma unroll
+    for (int n = 0; n < kHeads; n++) {
+#pragma unroll
+      for (int j = 0; j < kElements; j++) acc[u][n][j] = 0.0f;
+    }
+  }
+  for (int i = 0; i < chunks; i++) {
+    float key[kAtOnce][kElements];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) widen_piece<kType>(keys[u][i * 32], key[u]);
+    const float4* from = reinterpret_cast<const float4*>(q + i * 32 * kHeads);
+#pragma unroll
+    for (int n = 0; n < kHeads; n++) {
+#pragma unroll
+      for (int part = 0; part < kElements / 4; part++) {
+        const float4 four = from[n * (kElements / 4) + part];
+        const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int u = 0; u < kAtOnce; u++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) acc[u][n][4 * part + j] = fma_f32(x[j], key[u][4 * part + j], acc[u][n][4 * part + j]);
+        }
+      }
+    }
+  }
+  fold_team<kType, kHeads, kAtOnce>(acc);
+#pragma unroll
+  for (int u = 0; u < kAtOnce; u++) {
+#pragma unroll
+    for (int n = 0; n < Team<kType, kHeads>::kKept; n++) out[u][n] = add_f32(acc[u][n][0], 0.0f);
+  }
+}
+
+size_t score_shared_bytes(int heads, int chunks, int threads) {
+  return size_t(kUnits * chunks * threads) * 16 + size_t(chunks) * 32 * heads * 4 + size_t(threads / 32) * (heads + 1) * 4;
+}
+/// Shared: the ring [unit][warp][chunk][lane] of 16 bytes, q [chunk][thread of the team][n-th head][kPiece], maxima
+/// [warp][head], flags [warp].
+template <int kType, int kHeads>
+__global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_score(DecodeJob job) {
+  using T = Team<kType, kHeads>;
+  constexpr int kElements = kPiece<kType>, kChunkBytes = 32 * kElementBytes<kType>;
+  SHARED_BYTES(shared);
+  const AttentionCall& a = job.call;
+  const int threads = (int)blockDim.x, tid = (int)threadIdx.x, lane = lane_of_warp(), warp = tid / 32, warps = threads / 32;
+  const int t = lane / T::kPerWarp, team = warp * T::kPerWarp + lane % T::kPerWarp, teams = warps * T::kPerWarp;
+  const int chunks = (a.head_dim + 31) / 32, whole_chunks = a.head_dim / 32, flip = T::flip(t);
+  const int slot_pieces = chunks * threads;
+  uint4* const ring = reinterpret_cast<uint4*>(shared) + warp * chunks * 32 + lane;
+  float* const q = reinterpret_cast<float*>(shared + (size_t)(kUnits * slot_pieces) * 16);
+  int32_t* const best_of = reinterpret_cast<int32_t*>(q + chunks * 32 * kHeads);
+  uint32_t* const flags = reinterpret_cast<uint32_t*>(best_of + warps * kHeads);
+  wait_for_previous();
+  let_next_start();
+
+  for_units(a, job.first, job.rows, job.which, a.kv_heads * job.head_blocks << job.class_bits, flags, [&](int row, int u) {
+    const DecodeUnit unit = decode_unit<kHeads>(job, row, u);
+    // The n-th position of the team is number team + n * teams of its class; behind the last one, the last one again.
+    const int64_t class_step = ((int64_t)a.head_dim << job.class_bits) * kElementBytes<kType>;
+    const unsigned char* const rows =
+        a.k + (unit.cached + (int64_t)unit.position_class * a.head_dim + t * kElements) * kElementBytes<kType>;
+    const int turns = (unit.count + teams - 1) / teams;
+    const auto copy = [&](int n, int slot) {
+      if (n < turns) {
+        const int index = team + n * teams < unit.count ? team + n * teams : unit.count - 1;
+        const unsigned char* from = rows + index * class_step;
+        uint4* to = ring + slot * slot_pieces;
+        if (a.whole_pieces) {
+          int i = 2;
+          for (; i <= whole_chunks; i += 2, from += 2 * kChunkBytes, to += 2 * 32) {
+            copy_async<16>(to, from);
+            copy_async<16>(to + 32, from + kChunkBytes);
+          }
+#pragma unroll 1
+          for (; i < chunks + 2; i++, from += kChunkBytes, to += 32) {  // one may be left, and one that is no whole chunk
+            const bool real = (i - 2) * 32 + t * kElements < a.head_dim;
+            copy_async_or_zero<16>(to, real ? from : a.k, real);
+          }
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < chunks; i++) {
+            to[i * 32] = piece_by_elements<kType>(from + i * kChunkBytes, 0, a.head_dim - i * 32 - t * kElements);
+          }
+        }
+      }
+      copy_commit();
+    };
+#pragma unroll 1
+    for (int n = 0; n < kUnits; n++) copy(n, n);
+    for (int i = tid; i < chunks * 32 * kHeads; i += threads) {
+      const int d = i / (32 * kHeads) * 32 + i / (kElements * kHeads) % T::kThreads * kElements + i % kElements;
+      const int head = (i / kElements % kHeads) ^ T::flip(i / (kElements * kHeads) % T::kThreads);
+      q[i] = d < a.head_dim && head < unit.heads
+                 ? a.q[((int64_t)row * a.heads + unit.head + head) * a.head_dim + d]
+                 : 0.0f;
+    }
+    sync_block();
+
+    int32_t best[T::kKept];
+    float* scores[T::kKept];  // of the team's first position; null where the thread has none to write
+#pragma unroll
+    for (int n = 0; n < T::kKept; n++) {
+      const int head = n ^ flip;
+      best[n] = ordered_of(float_of(0xff800000u));
+      scores[n] = head < unit.heads && T::writes(t) ? job.scores + (((unit.item + head) << job.class_bits) + unit.position_class) *
+                                                                       job.per_class + team
+                                                    : nullptr;
+    }
+    const auto keep = [&](int n, const float(&dot)[T::kKept]) {
+      if (team + n * teams >= unit.count) return;
+#pragma unroll
+      for (int i = 0; i < T::kKept; i++) {
+        const float score = mul_f32(dot[i], a.scale);
+        const int32_t order = ordered_of(score);
+        best[i] = order > best[i] ? order : best[i];
+        if (scores[i] != nullptr) scores[i][n * teams] = score;
+      }
+    };
+    const float* const my_q = q + t * kHeads * kElements;
+    int slot = 0;
+    for (int n = 0; n < turns;) {
+      copy_wait<kUnits - kTaken>();
+      if (n + kTaken <= turns) {
+        const uint4* const keys[kTaken] = {ring + slot * slot_pieces, ring + (slot + 1) * slot_pieces};
+        float dot[kTaken][T::kKept];
+        dots<kType, kHeads, kTaken>(keys, my_q, chunks, dot);
+#pragma unroll
+        for (int i = 0; i < kTaken; i++) keep(n + i, dot[i]);
+#pragma unroll 1
+        for (int i = 0; i < kTaken; i++) copy(n + i + kUnits, slot + i);
+        n += kTaken;
+        slot = slot + kTaken == kUnits ? 0 : slot + kTaken;
+      } else {
+        const uint4* const keys[1] = {ring + slot * slot_pieces};
+        float dot[1][T::kKept];
+        dots<kType, kHeads, 1>(keys, my_q, chunks, dot);
+        keep(n, dot[0]);
+        n++;  // the last turn: nothing is left to copy
+      }
+    }
+
+#pragma unroll
+    for (int n = 0; n < T::kKept; n++) {
+#pragma unroll
+      for (int mask = T::kPerWarp / 2; mask >= 1; mask /= 2) {
+        const int32_t other = shuffle_xor(best[n], mask);
+        best[n] = other > best[n] ? other : best[n];
+      }
+      if (lane % T::kPerWarp == 0 && T::writes(t)) best_of[warp * kHeads + (n ^ flip)] = best[n];
+    }
+    sync_block();
+    if (tid < unit.heads) {
+      int32_t most = best_of[tid];
+      for (int w = 1; w < warps; w++) most = best_of[w * kHeads + tid] > most ? best_of[w * kHeads + tid] : most;
+      job.maxima[((unit.item + tid) << job.class_bits) + unit.position_class] = most;
+    }
+  });
+}
+
+size_t mix_shared_bytes(int heads) {
+  return size_t(kRingSteps * kDecodeThreads) * 16 + size_t(2 * kDecodeThreads * heads + 16 * heads + heads + kDecodeThreads / 32) * 4;
+}
+/// Shared: the ring [step][thread] of 16 bytes, later the mixes to fold; p [2][thread's position][head], sums [lane][head],
+/// maxima [head], flags [warp]. The block has kDecodeThreads / lanes pieces of a value row at a time.
+template <int kType, int kHeads>
+__global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_mix(DecodeJob job) {
+  constexpr int kElements = kPiece<kType>, kThreads = kDecodeThreads;
+  SHARED_BYTES(shared);
+  const AttentionCall& a = job.call;
+  const int tid = (int)threadIdx.x;
+  const int classes = 1 << job.class_bits, lanes = kFloatLanes >> job.class_bits, across = kThreads / lanes;
+  const int my_lane = tid / across, pieces = (a.head_dim + kElements - 1) / kElements;
+  uint4* const ring = reinterpret_cast<uint4*>(shared);
+  float* const p = reinterpret_cast<float*>(ring + kRingSteps * kThreads);
+  float* const lane_sums = p + 2 * kThreads * kHeads;
+  float* const max_of = lane_sums + 16 * kHeads;
+  uint32_t* const flags = reinterpret_cast<uint32_t*>(max_of + kHeads);
+  bool waited = false;
+
+  for_units(a, job.first, job.rows, job.which, a.kv_heads * job.head_blocks << job.class_bits, flags, [&](int row, int u) {
+    const DecodeUnit unit = decode_unit<kHeads>(job, row, u);
+    const int64_t part = (unit.item << job.class_bits) + unit.position_class;  // of head 0; others are `classes` apart
+    const int steps = (unit.count + lanes - 1) / lanes, groups = (steps + kGroup - 1) / kGroup;
+    const int tiles = (unit.count + kThreads - 1) / kThreads, groups_of_tile = across / kGroup;
+    // From one position of a lane to its next.
+    const int64_t step_bytes = (int64_t)a.head_dim * kFloatLanes * kElementBytes<kType>;
+
+    for (int column = 0; column < pieces; column += across) {
+      const int piece = column + tid % across;
+      const unsigned char* const rows =
+          a.v + (unit.cached + (unit.position_class + ((int64_t)my_lane << job.class_bits)) * a.head_dim + piece * kElements) *
+                    kElementBytes<kType>;
+      const auto copy = [&](int group) {
+        if (group < groups && piece < pieces) {
+          const unsigned char* from = rows + group * kGroup * step_bytes;
+          uint4* const to = ring + group % (kRingSteps / kGroup) * (kGroup * kThreads) + tid;
+          if (a.whole_pieces && (group + 1) * kGroup * lanes <= unit.count) {
+#pragma unroll
+            for (int s = 0; s < kGroup; s++) copy_async<16>(to + s * kThreads, from + s * step_bytes);
+          } else {  // the last positions, of which a lane may have one less: zeros
+#pragma unroll 1
+            for (int s = 0; s < kGroup; s++, from += step_bytes) {
+              const bool real = my_lane + (group * kGroup + s) * lanes < unit.count;
+              if (a.whole_pieces) {
+                copy_async_or_zero<16>(to + s * kThreads, real ? from : a.v, real);
+              } else {
+                to[s * kThreads] = real ? piece_by_elements<kType>(from, 0, a.head_dim - piece * kElements) : make_uint4(0, 0, 0, 0);
+              }
+            }
+          }
+        }
+        copy_commit();
+      };
+#pragma unroll 1
+      for (int g = 0; g < kRingSteps / kGroup; g++) copy(g);
+      if (!waited) {
+        wait_for_previous();
+        let_next_start();
+        waited = true;
+      }
+
+      float next[kHeads];  // scores of position tid of the next tile
+      const auto load_scores = [&](int tile) {
+        const int index = tile * kThreads + tid;
+#pragma unroll
+        for (int h = 0; h < kHeads; h++) {
+          next[h] = index < unit.count && h < unit.heads
+                        ? job.scores[(part + (int64_t)h * classes) * job.per_class + index]
+                        : 0.0f;
+        }
+      };
+      load_scores(0);
+      if (column == 0) {  // maximum over the classes; a warp per head
+        for (int h = tid / 32; h < kHeads; h += kThreads / 32) {
+          int32_t most = ordered_of(float_of(0xff800000u));
+          for (int c = lane_of_warp(); c < classes && h < unit.heads; c += 32) {
+            const int32_t other = job.maxima[((unit.item + h) << job.class_bits) + c];
+            most = other > most ? other : most;
+          }
+#pragma unroll
+          for (int mask = 16; mask >= 1; mask /= 2) {
+            const int32_t other = shuffle_xor(most, mask);
+            most = other > most ? other : most;
+          }
+          if (lane_of_warp() == 0) max_of[h] = float_of_ordered(most);
+        }
+        sync_block();
+      }
+
+      float acc[kHeads][kElements], sum[kHeads];
+#pragma unroll
+      for (int h = 0; h < kHeads; h++) {
+        sum[h] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kElements; j++) acc[h][j] = 0.0f;
+      }
+      for (int tile = 0; tile < tiles; tile++) {
+        float* const tile_p = p + (tile & 1) * kThreads * kHeads;
+        const bool real = tile * kThreads + tid < unit.count;
+#pragma unroll
+        for (int h = 0; h < kHeads; h++) {
+          tile_p[tid * kHeads + h] = real ? exp_of_difference(sub_f32(next[h], max_of[h])) : 0.0f;
+        }
+        if (tile + 1 < tiles) load_scores(tile + 1);
+        sync_block();
+        const int end = (tile + 1) * groups_of_tile < groups ? (tile + 1) * groups_of_tile : groups;
+        for (int g = tile * groups_of_tile; g < end; g++) {
+          copy_wait<kRingSteps / kGroup - 1>();
+          if (piece < pieces) {
+#pragma unroll
+            for (int s = 0; s < kGroup; s++) {
+              float value[kElements], weight[kHeads];
+              widen_piece<kType>(ring[(g % (kRingSteps / kGroup) * kGroup + s) * kThreads + tid], value);
+              const float* from = tile_p + (((g - tile * groups_of_tile) * kGroup + s) * lanes + my_lane) * kHeads;
+              if constexpr (kHeads % 4 == 0) {
+#pragma unroll
+                for (int i = 0; i < kHeads / 4; i++) {
+                  const float4 four = reinterpret_cast<const float4*>(from)[i];
+                  weight[4 * i] = four.x;
+                  weight[4 * i + 1] = four.y;
+                  weight[4 * i + 2] = four.z;
+                  weight[4 * i + 3] = four.w;
+                }
+              } else {
+#pragma unroll
+                for (int h = 0; h < kHeads; h++) weight[h] = from[h];
+              }
+#pragma unroll
+              for (int h = 0; h < kHeads; h++) {
+                sum[h] = add_f32(sum[h], weight[h]);
+#pragma unroll
+                for (int j = 0; j < kElements; j++) acc[h][j] = fma_f32(weight[h], value[j], acc[h][j]);
+              }
+            }
+          }
+          copy(g + kRingSteps / kGroup);
+        }
+      }
+
+      // The ring is empty: each thread leaves its mixes in its own slots.
+#pragma unroll
+      for (int h = 0; h < kHeads; h++) {
+#pragma unroll
+        for (int j = 0; j < kElements; j += 4) {
+          reinterpret_cast<float4*>(ring)[(h * kElements + j) / 4 * kThreads + tid] =
+              make_float4(acc[h][j], acc[h][j + 1], acc[h][j + 2], acc[h][j + 3]);
+        }
+      }
+      if (column == 0 && tid % across == 0) {
+#pragma unroll
+        for (int h = 0; h < kHeads; h++) lane_sums[my_lane * kHeads + h] = sum[h];
+      }
+      sync_block();
+      if (column == 0 && tid < unit.heads) {
+        float f[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) f[i] = i < lanes ? lane_sums[i * kHeads + tid] : 0.0f;
+        job.sums[part + (int64_t)tid * classes] = fold_16(f);
+      }
+      for (int o = tid; o < across * (kHeads * kElements / 4); o += kThreads) {
+        const int x = o % across, four = o / across, head = four * 4 / kElements;
+        const int d = (column + x) * kElements + four * 4 % kElements;
+        if (head >= unit.heads || d >= a.head_dim) continue;
+        float* const to = job.partial + (part + (int64_t)head * classes) * a.head_dim + d;
+        const float* const from = reinterpret_cast<const float*>(ring + four * kThreads + x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float f[16];
+#pragma unroll
+          for (int l = 0; l < 16; l++) f[l] = l < lanes ? from[l * across * 4 + i] : 0.0f;
+          const float folded = fold_16(f);
+          if (d + i < a.head_dim) to[i] = folded;
+        }
+      }
+      sync_block();  // ring, p and maxima are free again
+    }
+  });
+  if (!waited) wait_for_previous();
+}
+
+constexpr int kFinishThreads = 128;
+
+/// Value c of the classes lies at from[c * stride].
+__device__ __forceinline__ float fold_classes(const float* from, int64_t stride, int classes) {
+  float f[16];
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    f[i] = i < classes ? from[i * stride] : 0.0f;
+    if (classes > 32) {
+      f[i] = add_f32(add_f32(f[i], from[(i + 32) * stride]), add_f32(from[(i + 16) * stride], from[(i + 48) * stride]));
+    } else if (classes > 16) {
+      f[i] = add_f32(f[i], from[(i + 16) * stride]);
+    }
+  }
+  return add_f32(fold_16(f), 0.0f);
+}
+
+/// Block: a head of a row. Shared: flags [warp].
+__global__ void __launch_bounds__(kFinishThreads) attention_finish_kernel(FinishJob job) {
+  SHARED_BYTES(shared);
+  const AttentionCall& a = job.call;
+  const int classes = 1 << job.class_bits;
+  wait_for_previous();
+  let_next_start();
+  for_units(a, job.first, job.rows, job.which, a.heads, reinterpret_cast<uint32_t*>(shared), [&](int row, int head) {
+    const int64_t item = ((int64_t)(row - job.first) * a.heads + head) << job.class_bits;
+    const float sum = fold_classes(job.sums + item, 1, classes);
+    for (int d = (int)threadIdx.x; d < a.head_dim; d += kFinishThreads) {
+      const float mix = fold_classes(job.partial + item * a.head_dim + d, a.head_dim, classes);
+      a.y[((int64_t)row * a.heads + head) * a.head_dim + d] = div_f32(mix, sum);
+    }
+  });
+}
+
+/// Blocks for `units` of work that the grid walks through; few where most rows may not be asked for.
+int blocks_for(const AssayDevice& d, int64_t units, Rows which) {
+  return int(std::min<int64_t>(units, d.processors * (which == Rows::every ? 64 : 4)));
+}
+
+template <int kType, int kHeads>
+int decode_rows(AssayDevice& d, const DecodeJob& job, const char* score_name, const char* mix_name) {
+  const AttentionCall& a = job.call;
+  const int chunks = (a.head_dim + 31) / 32;
+  int threads = kDecodeThreads;
+  while (threads > 64 && score_shared_bytes(kHeads, chunks, threads) > d.shared_limit) threads /= 2;
+  const size_t score_shared = score_shared_bytes(kHeads, chunks, threads);
+  const size_t mix_shared = mix_shared_bytes(kHeads);
+  if (score_shared > d.shared_limit || mix_shared > d.shared_limit) {
+    return failed(d, ASSAY_REFUSED, "attention: head_dim %d needs more shared memory than the device has", a.head_dim);
+  }
+  const int blocks = blocks_for(d, int64_t(job.rows) * a.kv_heads * job.head_blocks << job.class_bits, job.which);
+  int result = launch(d, score_name, Overlap::yes, attention_score<kType, kHeads>, dim3(unsigned(blocks)), threads, score_shared, job);
+  if (result != ASSAY_DONE) return result;
+  result = launch(d, mix_name, Overlap::yes, attention_mix<kType, kHeads>, dim3(unsigned(blocks)), kDecodeThreads, mix_shared, job);
+  if (result != ASSAY_DONE) return result;
+  return attention_finish(d, {a, job.partial, job.sums, job.first, job.rows, job.class_bits, job.which});
+}
+
+template <int kType>
+int decode_rows_of(AssayDevice& d, const DecodeJob& job, const char* const (&names)[6]) {
+  const int group = job.call.heads / job.call.kv_heads;
+  if (group <= 2) return decode_rows<kType, 2>(d, job, names[0], names[1]);
+  if (group <= 4) return decode_rows<kType, 4>(d, job, names[2], names[3]);
+  return decode_rows<kType, 8>(d, job, names[4], names[5]);
+}
+
+}  // namespace
+
+int attention_finish(AssayDevice& d, const FinishJob& job) {
+  const int blocks = blocks_for(d, int64_t(job.rows) * job.call.heads, job.which);
+  return launch(d, "attention_finish", Overlap::yes, attention_finish_kernel, dim3(unsigned(blocks)), kFinishThreads,
+                size_t(kFinishThreads / 32) * 4, job);
+}
+
+size_t attention_decode_bytes(int64_t heads, int64_t head_dim, int64_t longest, int class_bits) {
+  const size_t classes = size_t(1) << class_bits;
+  return size_t(heads) * (size_t(longest) + classes + classes * size_t(head_dim + 2)) * 4;
+}
+
+int attention_decode(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest, Rows which) {
+  DecodeJob job{};
+  job.call = call;
+  job.which = which;
+  job.head_blocks = (call.heads / call.kv_heads + 7) / 8;
+  // Enough blocks for the device; beyond 16 classes the threads of a block idle in attention_mix.
+  job.class_bits = kFewestClassBits;
+  const int64_t items = int64_t(call.rows) * call.kv_heads * job.head_blocks;
+  while (which == Rows::every && job.class_bits < kMostClassBits && (items << job.class_bits) * 8 < int64_t(d.processors) * 7) {
+    job.class_bits++;
+  }
+  const int64_t classes = int64_t(1) << job.class_bits;
+  job.per_class = int((longest + classes - 1) / classes);
+
+  const size_t of_row = attention_decode_bytes(call.heads, call.head_dim, longest, job.class_bits);
+  const int64_t at_once = int64_t(d.attention.bytes / of_row);
+  if (at_once == 0) {
+    return failed(d, ASSAY_ERROR, "attention: %zu bytes of scratch reserved, %zu needed for a row", d.attention.bytes, of_row);
+  }
+  for (job.first = 0; job.first < call.rows; job.first += job.rows) {
+    job.rows = int(std::min<int64_t>(call.rows - job.first, at_once));
+    const int64_t parts = int64_t(job.rows) * call.heads * classes;
+    job.scores = reinterpret_cast<float*>(d.attention.memory);
+    job.partial = job.scores + parts * job.per_class;
+    job.sums = job.partial + parts * call.head_dim;
+    job.maxima = reinterpret_cast<int32_t*>(job.sums + parts);
+    static constexpr const char* kNames[3][6] = {
+        {"attention_score_f32_h2", "attention_mix_f32_h2", "attention_score_f32_h4", "attention_mix_f32_h4",
+         "attention_score_f32_h8", "attention_mix_f32_h8"},
+        {"attention_score_f16_h2", "attention_mix_f16_h2", "attention_score_f16_h4", "attention_mix_f16_h4",
+         "attention_score_f16_h8", "attention_mix_f16_h8"},
+        {"attention_score_bf16_h2", "attention_mix_bf16_h2", "attention_score_bf16_h4", "attention_mix_bf16_h4",
+         "attention_score_bf16_h8", "attention_mix_bf16_h8"}};
+    static_assert(ASSAY_F32 == 0 && ASSAY_F16 == 1 && ASSAY_BF16 == 2);
+    const int result = type == ASSAY_F32   ? decode_rows_of<ASSAY_F32>(d, job, kNames[0])
+                       : type == ASSAY_F16 ? decode_rows_of<ASSAY_F16>(d, job, kNames[1])
+                                           : decode_rows_of<ASSAY_BF16>(d, job, kNames[2]);
+    if (result != ASSAY_DONE) return result;
+  }
+  return ASSAY_DONE;
+}
+
+}  // namespace assay

@@ -1,0 +1,309 @@
+// Many token rows times quantised weights on integer tensor cores: prefill. Order of sums: engine/NUMERICS.md, "Quantised
+// weights".
+//
+// A block makes 128 outputs x 128 tokens with eight warps, each 32 outputs x 64 tokens. One mma.m16n8k32 (Q6_K: two of k16) per
+// digit is the integer dot of a group for 16 outputs and 8 tokens; its results go into float accumulators by the rule at once
+// (quant_group.cuh). The eight lanes of the rule are visited one after the other, all groups j, 8 + j, 16 + j, ... of a lane, so
+// that one accumulator per output is enough; a finished lane is folded like a binary counter counts: even lanes wait in
+// registers, pairs and fours in shared memory, private to the thread, until their neighbours are there.
+//
+// Step: two groups of a lane (blocks b and b + 1), copied asynchronously, kStages in flight. Bytes per step and block: weights
+// 2 * 128 * 16 (a piece of 16 bytes per row: half a sector of L2, the price of a layout with which one row streams best),
+// activations 2 * 128 * 32 bytes a digit, from L2. Weights come from device memory once, in the best case: blocks that share
+// rows are neighbours in the grid.
+//
+// PRECOND: quantise_tokens() wrote chunks of 128. Any rows, columns a multiple of 32, any outputs.
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/quant_group.cuh"
+#include "cuda/quantise.cuh"
+
+namespace assay {
+
+constexpr int kGemmThreads = 256, kTileRows = 128, kStepBlocks = 2;
+/// Of one of the two partial sums per output that wait in shared memory.
+constexpr int kParkBytes = kTileRows * kTileTokens * 4, kGemmShared = 227 << 10;
+
+struct GemmArgs {
+  const unsigned char* weights;
+  int64_t codes_row, high_row, scales_row, super_row;
+  int64_t high, scales, super;
+  int32_t outputs, blocks;  // blocks of the weights; those of x may be one more
+  QuantisedTokens x;
+  int32_t tokens;
+  const float* bias;
+  const float* residual;
+  float* y;
+};
+
+/// Bytes of a stage in shared memory: codes [block][part][row] 16, high [block][row], scales [row][block], super [row][block] 4,
+/// codes of x [block][digit][pair][thread] 16, scales and sums of x [block][token] as quantise.cuh orders tokens.
+template <int32_t kType, int kDigits>
+struct GemmStage {
+  static constexpr int kParts = type_code_parts(kType), kHighBytes = type_high_bytes(kType);
+  static constexpr int kScaleBytes = kStepBlocks * type_scale_bytes(kType);
+  static constexpr int kHigh = kStepBlocks * kParts * kTileRows * 16, kScales = kHigh + kStepBlocks * kTileRows * kHighBytes;
+  static constexpr int kSuper = kScales + kTileRows * kScaleBytes, kX = kSuper + (type_k_quant(kType) ? kTileRows * 8 : 0);
+  static constexpr int kXBytes = kStepBlocks * kDigits * kTileTokens * 32, kXScales = kX + kXBytes;
+  static constexpr int kXSums = kXScales + kStepBlocks * kTileTokens * 4;
+  static constexpr int kBytes = kXSums + (type_has_minimum(kType) ? kStepBlocks * kTileTokens * 4 : 0);
+  static constexpr int kFit = (kGemmShared - 2 * kParkBytes) / kBytes, kStages = kFit < 4 ? kFit : 4;
+  static constexpr int kShared = kStages * kBytes + 2 * kParkBytes;
+};
+
+/// Where a thread's copies come from; advances by steps and lanes.
+template <int32_t kType, int kDigits>
+struct GemmFiller {
+  using Stage = GemmStage<kType, kDigits>;
+  const unsigned char *codes, *high, *scales, *super, *x;
+  const float *x_scales, *x_sums;
+  int step, steps;  // of the lane
+
+  __device__ __forceinline__ void begin(const GemmArgs& a) {
+    const int tid = (int)threadIdx.x, block = tid / kTileRows;
+    const int64_t first = (int64_t)blockIdx.y * kTileRows + tid % kTileRows, row = first < a.outputs ? first : a.outputs - 1;
+    codes = a.weights + row * a.codes_row + block * Stage::kParts * 128;
+    high = a.weights + a.high + row * a.high_row + block * kBlockGroups * Stage::kHighBytes;
+    scales = a.weights + a.scales + row * a.scales_row;
+    super = a.weights + a.super + row * a.super_row;
+    const int64_t chunk = (int64_t)blockIdx.x * a.x.blocks * kBlockGroups;  // in groups of tiles of tokens
+    x = a.x.codes + chunk * kDigits * kTileTokens * 32 + tid * 16;
+    x_scales = a.x.scales + chunk * kTileTokens + tid % 64 * 4;
+    x_sums = a.x.sums + chunk * kTileTokens + tid % 64 * 4;
+    step = 0;
+    steps = a.x.blocks / kStepBlocks;
+  }
+  __device__ __forceinline__ void copy_weights(const GemmArgs& a, unsigned char* stage) const {
+    const int tid = (int)threadIdx.x, row = tid % kTileRows, block = tid / kTileRows;
+    // The last block of an odd number has only padding beside it: zeros, and the address of the block before.
+    const bool real = step * kStepBlocks + block < a.blocks;
+    const unsigned char* from = real ? codes : codes - Stage::kParts * 128;
+#pragma unroll
+    for (int part = 0; part < Stage::kParts; part++) {
+      copy_async_or_zero<16>(stage + ((block * Stage::kParts + part) * kTileRows + row) * 16, from + part * 128, real);
+    }
+    if constexpr (Stage::kHighBytes > 0) {
+      copy_async_or_zero<Stage::kHighBytes>(stage + Stage::kHigh + tid * Stage::kHighBytes,
+                                            real ? high : high - kBlockGroups * Stage::kHighBytes, real);
+    }
+    if (tid < kTileRows) {
+      copy_async<Stage::kScaleBytes>(stage + Stage::kScales + row * Stage::kScaleBytes, scales);
+    } else if constexpr (type_k_quant(kType)) {
+      copy_async<8>(stage + Stage::kSuper + row * 8, super);
+    }
+  }
+  __device__ __forceinline__ void copy_x(unsigned char* stage) const {
+    const int tid = (int)threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < Stage::kXBytes; i += 16 * kGemmThreads) copy_async<16>(stage + Stage::kX + i + tid * 16, x + i);
+    if (tid < 64) {
+      copy_async<16>(stage + Stage::kXScales + tid * 16, x_scales);
+    } else if (type_has_minimum(kType) && tid < 128) {
+      copy_async<16>(stage + Stage::kXSums + tid % 64 * 16, x_sums);
+    }
+  }
+  __device__ __forceinline__ void advance_weights() {
+    constexpr int kOne = type_scale_bytes(kType);
+    codes += kStepBlocks * Stage::kParts * 128;
+    high += kStepBlocks * kBlockGroups * Stage::kHighBytes;
+    scales += step % 2 == 0 ? 2 * kOne : kQuadGroups * kOne - 2 * kOne;  // the other half of a quad, the next quad
+    super += kStepBlocks * 4;
+    if (++step == steps) {  // the next lane
+      codes += 16 - (int64_t)steps * kStepBlocks * Stage::kParts * 128;
+      high += Stage::kHighBytes - (int64_t)steps * kStepBlocks * kBlockGroups * Stage::kHighBytes;
+      scales += kQuadBlocks * kOne - (int64_t)(steps / 2) * kQuadGroups * kOne - steps % 2 * 2 * kOne;
+      super -= (int64_t)steps * kStepBlocks * 4;
+      step = 0;
+    }
+  }
+  __device__ __forceinline__ void advance_x() {  // lanes follow each other
+    x += Stage::kXBytes;
+    x_scales += kStepBlocks * kTileTokens;
+    x_sums += kStepBlocks * kTileTokens;
+  }
+};
+
+/// Rows first_row .. first_row + 15 of one block of a stage.
+template <int32_t kType, int kDigits>
+__device__ __forceinline__ void load_fragment(WeightFragment<kType, kDigits>& w, const unsigned char* stage, int block, int first_row) {
+  using Stage = GemmStage<kType, kDigits>;
+  const int r = lane_of_warp() / 4, q = lane_of_warp() % 4;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = first_row + 8 * i + r;
+    const unsigned char* at = stage + (block * Stage::kParts * kTileRows + row) * 16 + q * 4;
+    const uint32_t codes = *reinterpret_cast<const uint32_t*>(at);
+    uint32_t second_part = 0, scale, super = 0;
+    if constexpr (Stage::kParts == 2) second_part = *reinterpret_cast<const uint32_t*>(at + kTileRows * 16);
+    uint2 upper = make_uint2(0, 0);
+    const unsigned char* high = stage + Stage::kHigh + (block * kTileRows + row) * Stage::kHighBytes;
+    if constexpr (Stage::kHighBytes == 4) upper.x = *reinterpret_cast<const uint32_t*>(high);
+    if constexpr (Stage::kHighBytes == 8) upper = *reinterpret_cast<const uint2*>(high);
+    const unsigned char* s = stage + Stage::kScales + row * Stage::kScaleBytes + block * type_scale_bytes(kType);
+    if constexpr (type_scale_bytes(kType) == 4) {
+      scale = *reinterpret_cast<const uint32_t*>(s);
+    } else {
+      scale = *reinterpret_cast<const uint16_t*>(s);
+    }
+    if constexpr (type_k_quant(kType)) super = *reinterpret_cast<const uint32_t*>(stage + Stage::kSuper + row * 8 + block * 4);
+    w.set(i, codes, second_part, upper, q, scale, super);
+  }
+}
+
+template <int32_t kType, int kDigits>
+__global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
+  using Stage = GemmStage<kType, kDigits>;
+  constexpr int kStages = Stage::kStages;
+  SHARED_BYTES(shared);
+  const int tid = (int)threadIdx.x, lane = lane_of_warp(), q = lane % 4, warp = tid / 32;
+  const int first_row = warp % 4 * 32, first_pair = warp / 4 * 4;  // of the warp, in the block's tile
+  float4* park = reinterpret_cast<float4*>(shared + kStages * Stage::kBytes) + tid;
+  let_next_start();
+
+  GemmFiller<kType, kDigits> filler;
+  filler.begin(a);
+  const int all_steps = kBlockGroups * filler.steps;
+#pragma unroll
+  for (int i = 0; i < kStages - 1; i++) {
+    if (i < all_steps) {
+      filler.copy_weights(a, shared + i * Stage::kBytes);
+      filler.advance_weights();
+    }
+  }
+  wait_for_previous();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; i++) {
+    if (i < all_steps) {
+      filler.copy_x(shared + i * Stage::kBytes);
+      filler.advance_x();
+    }
+    copy_commit();
+  }
+
+  float acc[2][8][4], waiting[2][8][4];  // [tile of 16 rows][eight tokens]; an even lane until the odd one is there
+#pragma unroll
+  for (int i = 0; i < 64; i++) acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  int current = 0, ahead = kStages - 1;  // stages: computed, filled next
+  for (int rule_lane = 0, done = 0; rule_lane < kBlockGroups; rule_lane++) {
+    for (int step = 0; step < filler.steps; step++, done++) {
+      copy_wait<kStages - 2>();
+      sync_block();  // everybody's copies are there, and nobody reads the stage before this one any more
+      if (done + kStages - 1 < all_steps) {
+        unsigned char* stage = shared + ahead * Stage::kBytes;
+        filler.copy_weights(a, stage);
+        filler.copy_x(stage);
+        filler.advance_weights();
+        filler.advance_x();
+      }
+      copy_commit();
+      ahead = ahead + 1 == kStages ? 0 : ahead + 1;
+      const unsigned char* stage = shared + current * Stage::kBytes;
+      current = current + 1 == kStages ? 0 : current + 1;
+#pragma unroll
+      for (int block = 0; block < kStepBlocks; block++) {
+        WeightFragment<kType, kDigits> w[2];
+        load_fragment(w[0], stage, block, first_row);
+        load_fragment(w[1], stage, block, first_row + 16);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+          const int pair = first_pair + p;
+          uint4 b[kDigits];
+#pragma unroll
+          for (int d = 0; d < kDigits; d++) {
+            b[d] = *reinterpret_cast<const uint4*>(stage + Stage::kX + (((block * kDigits + d) * 8 + pair) * 32 + lane) * 16);
+          }
+          const int token = block * kTileTokens * 4 + pair * 64 + q * 16;
+          const float4 s = *reinterpret_cast<const float4*>(stage + Stage::kXScales + token);
+          float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if constexpr (type_has_minimum(kType)) sum = *reinterpret_cast<const float4*>(stage + Stage::kXSums + token);
+#pragma unroll
+          for (int eight = 0; eight < 2; eight++) {
+            uint2 operand[kDigits];
+#pragma unroll
+            for (int d = 0; d < kDigits; d++) operand[d] = eight ? make_uint2(b[d].z, b[d].w) : make_uint2(b[d].x, b[d].y);
+            const float of_two[2] = {eight ? s.z : s.x, eight ? s.w : s.y};
+            const float sum_of_two[2] = {eight ? sum.z : sum.x, eight ? sum.w : sum.y};
+            w[0].add(acc[0][2 * p + eight], operand, of_two, sum_of_two);
+            w[1].add(acc[1][2 * p + eight], operand, of_two, sum_of_two);
+          }
+        }
+      }
+    }
+    // The lane is finished: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      float* sum = acc[i / 8][i % 8];
+      float* even = waiting[i / 8][i % 8];
+      if (rule_lane % 2 == 0) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) even[e] = sum[e];
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] = add_f32(even[e], sum[e]);
+        if (rule_lane % 4 == 3) {
+          const float4 p = park[i * kGemmThreads];
+          sum[0] = add_f32(p.x, sum[0]), sum[1] = add_f32(p.y, sum[1]), sum[2] = add_f32(p.z, sum[2]), sum[3] = add_f32(p.w, sum[3]);
+        }
+        if (rule_lane == 7) {
+          const float4 p = park[(16 + i) * kGemmThreads];
+          sum[0] = add_f32(p.x, sum[0]), sum[1] = add_f32(p.y, sum[1]), sum[2] = add_f32(p.z, sum[2]), sum[3] = add_f32(p.w, sum[3]);
+        } else {
+          park[(rule_lane == 3 ? 16 + i : i) * kGemmThreads] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        }
+      }
+      if (rule_lane < 7) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] = 0.0f;
+      }
+    }
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < 2; tile++) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = (int)blockIdx.y * kTileRows + first_row + 16 * tile + 8 * i + lane / 4;
+      if (row >= a.outputs) continue;
+      const float bias = a.bias ? a.bias[row] : 0.0f;  // a sum is never -0: adding +0 changes nothing
+#pragma unroll
+      for (int n = 0; n < 16; n++) {
+        const int token = (int)blockIdx.x * kTileTokens + (first_pair * 2 + n / 2) * 8 + 2 * q + n % 2;
+        if (token >= a.tokens) continue;
+        const int64_t at = (int64_t)token * a.outputs + row;
+        const float v = add_f32(acc[tile][n / 2][2 * i + n % 2], bias);
+        a.y[at] = a.residual ? add_f32(a.residual[at], v) : v;
+      }
+    }
+  }
+}
+
+int quant_gemm(AssayDevice& d, const AssayLinear& a) {
+  if (!linear_on_tokens(a)) return ASSAY_REFUSED;
+  bool fits = true;
+  for (int i = 0; i < a.count; i++) {
+    with_type_and_digits(a.w[i].type, a.activations, [&]<int32_t kType, int kDigits>() {
+      fits = fits && size_t(GemmStage<kType, kDigits>::kShared) <= d.shared_limit;
+    });
+  }
+  if (!fits) return ASSAY_REFUSED;
+  GemmArgs g = {};
+  int result = quantise_tokens(d, a, kTileTokens, g.x);
+  for (int i = 0; i < a.count && result == ASSAY_DONE; i++) {
+    const AssayWeight& w = a.w[i];
+    const PackedLayout l = packed_layout(w.type, w.rows, w.columns);
+    g.weights = static_cast<const unsigned char*>(w.data);
+    g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
+    g.high = l.high, g.scales = l.scales, g.super = l.super;
+    g.outputs = int32_t(w.rows), g.blocks = int32_t(l.blocks), g.tokens = int32_t(a.rows);
+    g.bias = a.bias[i], g.residual = a.residual, g.y = a.y[i];
+    const dim3 grid = dim3(unsigned((a.rows + kTileTokens - 1) / kTileTokens), unsigned((w.rows + kTileRows - 1) / kTileRows));
+    with_type_and_digits(w.type, a.activations, [&]<int32_t kType, int kDigits>() {
+      result = launch(d, variant_name("gemm", kType, kDigits).c_str(), Overlap::yes, gemm<kType, kDigits>, grid, kGemmThreads,
+                      size_t(GemmStage<kType, kDigits>::kShared), g);
+    });
+  }
+  return result;
+}
+
+}  // namespace assay

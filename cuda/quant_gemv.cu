@@ -1,0 +1,445 @@
+// One token row times quantised weights: the decode path. Order of sums: engine/NUMERICS.md, "Quantised weights".
+//
+// Thread = lane of the rule: eight neighbouring threads own two rows, each thread the groups j, j + 8, ... of both, so that no
+// sum is split and the fold is three shuffles. A warp's task is eight rows (four thread-groups of two); with `gated` four pairs
+// of a gate row and the up row of the same number. Warps walk tasks blockIdx + grid * (warp + workers * round): every processor
+// gets the same number of tasks, give or take one. Up to three matrices that share x are one list of tasks.
+//
+// Weights stream through a ring of asynchronous copies in shared memory that belongs to the thread (the K-quants' super scales
+// to the warp), so the loop has no barrier. Unit is a quad of blocks, 1024 columns: its codes and high bits are copied in two
+// halves, each a group of copies, scales and super scales with the first half. The ring is filled before
+// wait_for_previous(), while the kernel before this one still runs: it has a block per processor and less than half of its
+// shared memory, so both fit.
+//
+// x is quantised by every block for itself into shared memory (quantise.cuh), after an RMS norm where one is asked for: x is
+// read from L2 by all blocks, but no launch and no wait lies between. Two rows per thread share what they read of it.
+//
+// Bytes moved: each packed byte once; x, norm once per block.
+//
+// PRECOND: one row; columns a multiple of 32; matrices of one type and width; x, norm aligned to 16, weights to 256 bytes;
+// gated: two matrices of as many rows.
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/device.h"
+#include "cuda/quant_group.cuh"
+#include "cuda/quantise.cuh"
+
+namespace assay {
+
+constexpr int kGemvThreads = 256, kGemvWarps = 8, kTaskRows = 8, kLargestRing = 8;
+
+struct GemvMatrix {
+  const unsigned char* data;
+  int64_t high, scales, super;  // offsets of the planes
+  const float* bias;
+  float* y;
+  int32_t rows;
+  int32_t first_task;
+};
+struct GemvArgs {
+  GemvMatrix w[3];
+  int64_t codes_row, high_row, scales_row, super_row;
+  const float* x;
+  const float* norm;
+  const float* residual;
+  float eps;
+  int32_t count, gated;
+  int32_t columns, blocks, quads;
+  int32_t tasks;
+  int32_t workers, ring_quads;  // warps that have a ring, quads in each
+};
+
+/// Bytes of a warp's quad in the ring, by part: codes [half][row 2][block 2][part][thread] 16, high alike, scales
+/// [row 2][thread] of four blocks, super [thread-group 4][row 2][block 4] 4.
+template <int32_t kType>
+struct RingQuad {
+  static constexpr int kParts = type_code_parts(kType), kHighBytes = type_high_bytes(kType);
+  static constexpr int kScaleBytes = 4 * type_scale_bytes(kType);
+  static constexpr int kHigh = 8 * kParts * 512, kScales = kHigh + 8 * 32 * kHighBytes, kSuper = kScales + 2 * 32 * kScaleBytes;
+  static constexpr int kBytes = kSuper + (type_k_quant(kType) ? 128 : 0);
+};
+
+/// The two rows of a thread in a task.
+struct TaskRows {
+  int matrix[2], row[2];
+};
+__device__ __forceinline__ TaskRows rows_of_task(const GemvArgs& a, int task, int thread_group) {
+  if (a.gated) return {{0, 1}, {task * 4 + thread_group, task * 4 + thread_group}};
+  const int m = a.count > 2 && task >= a.w[2].first_task ? 2 : a.count > 1 && task >= a.w[1].first_task ? 1 : 0;
+  const int row = (task - a.w[m].first_task) * kTaskRows + 2 * thread_group;
+  return {{m, m}, {row, row + 1}};
+}
+
+/// copy_wait for a number that is known at run time: 2 ring_quads - 2 + kMore.
+template <int kMore>
+__device__ __forceinline__ void wait_for_ring(int ring_quads) {
+  switch (ring_quads) {
+    case 1: return copy_wait<0 + kMore>();
+    case 2: return copy_wait<2 + kMore>();
+    case 3: return copy_wait<4 + kMore>();
+    case 4: return copy_wait<6 + kMore>();
+    case 5: return copy_wait<8 + kMore>();
+    case 6: return copy_wait<10 + kMore>();
+    case 7: return copy_wait<12 + kMore>();
+    default: return copy_wait<14 + kMore>();
+  }
+}
+
+/// What a thread copies: where its two rows lie, and how far it has come. Rows beyond the end are the last one again.
+template <int32_t kType>
+struct RingFiller {
+  using Quad = RingQuad<kType>;
+  const unsigned char *codes[2] = {}, *high[2] = {}, *scales[2] = {}, *super = nullptr;
+  unsigned char *ring = nullptr, *slot = nullptr;  // of the warp
+  int task = 0, step = 0, quad = 0, slot_number = 0;
+
+  __device__ __forceinline__ void locate(const GemvArgs& a) {
+    if (task >= a.tasks) return;
+    const int lane = lane_of_warp(), j = lane % 8;
+    const TaskRows rows = rows_of_task(a, task, lane / 8);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const GemvMatrix& m = a.w[rows.matrix[r]];
+      const int64_t row = rows.row[r] < m.rows ? rows.row[r] : m.rows - 1;
+      codes[r] = m.data + row * a.codes_row + j * 16;
+      if constexpr (Quad::kHighBytes > 0) high[r] = m.data + m.high + row * a.high_row + j * Quad::kHighBytes;
+      scales[r] = m.data + m.scales + row * a.scales_row + j * Quad::kScaleBytes;
+      // thread j copies the word of block j mod 4 of row j / 4
+      if constexpr (type_k_quant(kType)) {
+        if (j / 4 == r) super = m.data + m.super + row * a.super_row + j % 4 * 4;
+      }
+    }
+  }
+  /// Queues codes and high bits of one half of the next quad; kWhole: none of its blocks is padding.
+  template <int kHalf, bool kWhole>
+  __device__ __forceinline__ void copy_half(const GemvArgs& a) {
+    const int lane = lane_of_warp();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int u = 0; u < 2; u++) {
+        const int in_quad = 2 * kHalf + u, place = (kHalf * 2 + r) * 2 + u;
+        const bool real = kWhole || quad * kQuadBlocks + in_quad < a.blocks;
+#pragma unroll
+        for (int part = 0; part < Quad::kParts; part++) {
+          unsigned char* to = slot + (place * Quad::kParts + part) * 512 + lane * 16;
+          const int from = (in_quad * Quad::kParts + part) * 128;
+          if constexpr (kWhole) {
+            copy_async<16>(to, codes[r] + from);
+          } else {
+            copy_async_or_zero<16>(to, codes[r] + (real ? from : 0), real);
+          }
+        }
+        if constexpr (Quad::kHighBytes > 0) {
+          unsigned char* to = slot + Quad::kHigh + (place * 32 + lane) * Quad::kHighBytes;
+          const int from = in_quad * 8 * Quad::kHighBytes;
+          if constexpr (kWhole) {
+            copy_async<Quad::kHighBytes>(to, high[r] + from);
+          } else {
+            copy_async_or_zero<Quad::kHighBytes>(to, high[r] + (real ? from : 0), real);
+          }
+        }
+      }
+      if constexpr (kHalf == 0) {
+        copy_async<Quad::kScaleBytes>(slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes, scales[r]);
+      }
+    }
+    if constexpr (kHalf == 0 && type_k_quant(kType)) copy_async<4>(slot + Quad::kSuper + lane * 4, super);
+  }
+  /// Queues one half of the next quad and closes its group, an empty one behind the last task.
+  template <int kHalf>
+  __device__ __forceinline__ void fill(const GemvArgs& a) {
+    if (task < a.tasks) {
+      if ((quad + 1) * kQuadBlocks <= a.blocks) {
+        copy_half<kHalf, true>(a);
+      } else {
+        copy_half<kHalf, false>(a);
+      }
+      if constexpr (kHalf == 1) {
+        slot += Quad::kBytes;
+        if (++slot_number == a.ring_quads) slot_number = 0, slot = ring;
+        if (++quad == a.quads) {
+          quad = 0;
+          task += step;
+          locate(a);
+        } else {
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            codes[r] += kQuadBlocks * Quad::kParts * 128;
+            if constexpr (Quad::kHighBytes > 0) high[r] += kQuadGroups * Quad::kHighBytes;
+            scales[r] += 8 * Quad::kScaleBytes;
+          }
+          if constexpr (type_k_quant(kType)) super += kQuadBlocks * 4;
+        }
+      }
+    }
+    copy_commit();
+  }
+};
+
+/// Offsets in shared memory behind the rings: codes of x [block][digit][half][lane] 16, scales [group], sums [group] (types
+/// with a minimum), the norm's weights, 256 floats.
+struct GemvShared {
+  int codes, scales, sums, norm, lanes, bytes;
+};
+__host__ __device__ __forceinline__ GemvShared gemv_shared(int ring_bytes, int digits, int quads, int norm_columns) {
+  GemvShared s;
+  s.codes = ring_bytes;
+  s.scales = s.codes + quads * kQuadColumns * digits;
+  s.sums = s.scales + quads * kQuadGroups * 4;
+  s.norm = s.sums + quads * kQuadGroups * 4;
+  s.lanes = s.norm + norm_columns * 4;
+  s.bytes = s.lanes + (norm_columns > 0 ? kFloatLanes * 4 : 0);
+  return s;
+}
+
+/// x to integers in shared memory, after the norm.
+template <int kDigits>
+__device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* shared, const GemvShared& at) {
+  constexpr int kAhead = 4;  // loads in flight per thread
+  const int eights = a.quads * kQuadColumns / 8;  // a multiple of 32: warps stay whole
+  float r = 1.0f;
+  if (a.norm) r = block_reciprocal_rms(a.x, a.columns, a.eps, reinterpret_cast<float*>(shared + at.lanes));
+  for (int first = (int)threadIdx.x; first < eights; first += kAhead * kGemvThreads) {
+    float4 v[kAhead][2];
+#pragma unroll
+    for (int i = 0; i < kAhead; i++) {
+      const int k = 8 * (first + i * kGemvThreads);
+      v[i][0] = v[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (k < a.columns) {
+        v[i][0] = reinterpret_cast<const float4*>(a.x + k)[0];
+        v[i][1] = reinterpret_cast<const float4*>(a.x + k)[1];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; i++) {
+      const int u = first + i * kGemvThreads, k = 8 * u;
+      if (u >= eights) break;
+      float e[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
+      if (a.norm && k < a.columns) {
+        const float* w = reinterpret_cast<const float*>(shared + at.norm) + k;  // this thread copied them
+#pragma unroll
+        for (int n = 0; n < 8; n++) e[n] = mul_f32(mul_f32(e[n], r), w[n]);
+      }
+      const QuantisedEight<kDigits> q = quantise_8<kDigits>(e);
+      const int g = u / 4, b = g / kBlockGroups, j = g % kBlockGroups, part = u % 4;
+#pragma unroll
+      for (int d = 0; d < kDigits; d++) {
+        *reinterpret_cast<uint2*>(shared + at.codes + ((b * kDigits + d) * 2 + part / 2) * 128 + j * 16 + part % 2 * 8) =
+            make_uint2(q.words[d][0], q.words[d][1]);
+      }
+      if (part == 0) {
+        reinterpret_cast<float*>(shared + at.scales)[g] = q.scale;
+        reinterpret_cast<float*>(shared + at.sums)[g] = (float)q.sum;  // exact: below 2^24
+      }
+    }
+  }
+}
+
+template <int32_t kType, int kDigits>
+__global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
+  using Quad = RingQuad<kType>;
+  SHARED_BYTES(shared);
+  const int warp = (int)threadIdx.x / 32, lane = lane_of_warp(), j = lane % 8;
+  const bool worker = warp < a.workers;
+  const GemvShared at = gemv_shared(a.workers * a.ring_quads * Quad::kBytes, kDigits, a.quads, a.norm ? a.columns : 0);
+  let_next_start();
+
+  if (a.norm) {
+    for (int k = 8 * (int)threadIdx.x; k < a.columns; k += 8 * kGemvThreads) {
+      copy_async<16>(shared + at.norm + 4 * k, a.norm + k);
+      copy_async<16>(shared + at.norm + 4 * k + 16, a.norm + k + 4);
+    }
+  }
+  copy_commit();
+  RingFiller<kType> filler;
+  filler.ring = filler.slot = shared + (worker ? warp : 0) * a.ring_quads * Quad::kBytes;
+  filler.task = worker ? (int)(blockIdx.x + gridDim.x * warp) : a.tasks;
+  filler.step = (int)gridDim.x * a.workers;
+  const int first_task = filler.task;
+  filler.locate(a);
+  filler.template fill<0>(a);
+  for (int i = 1; i < a.ring_quads; i++) {
+    filler.template fill<1>(a);
+    filler.template fill<0>(a);
+  }
+
+  wait_for_previous();
+  if (a.norm) wait_for_ring<1>(a.ring_quads);  // its group is the oldest, 2 ring_quads - 1 were closed behind it
+  quantise_row<kDigits>(a, shared, at);
+  sync_block();
+
+  const float* scales = reinterpret_cast<const float*>(shared + at.scales) + j;
+  const float* sums = reinterpret_cast<const float*>(shared + at.sums) + j;
+  const unsigned char* slot = filler.ring;
+  int slot_number = 0;
+  for (int task = first_task; task < a.tasks; task += filler.step) {
+    // Thread j = 0 and 1 of a thread-group write its rows (gated: thread 0); what they add is fetched early.
+    const TaskRows rows = rows_of_task(a, task, lane / 8);
+    const int mine = j & 1;
+    const GemvMatrix& m = a.w[mine ? rows.matrix[1] : rows.matrix[0]];
+    const int row = mine ? rows.row[1] : rows.row[0];
+    const bool writes = row < m.rows && j < 2;  // gated: both fetch, thread 0 writes
+    const float bias = writes && m.bias ? m.bias[row] : 0.0f;
+    const float residual = writes && a.residual ? a.residual[row] : 0.0f;
+    float acc[2] = {0.0f, 0.0f};
+    for (int quad = 0; quad < a.quads; quad++) {
+      uint32_t scale_words[2][Quad::kScaleBytes / 4];
+      uint4 super[2];
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        wait_for_ring<0>(a.ring_quads);
+        if constexpr (type_k_quant(kType)) sync_warp();  // super: here it is all there, and nobody reads the quad before any more
+        if (half == 0) {
+          // The copies queued next may take the place of this quad's scales: they are read before.
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            const unsigned char* p = slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes;
+            if constexpr (Quad::kScaleBytes == 8) {
+              const uint2 v = *reinterpret_cast<const uint2*>(p);
+              scale_words[r][0] = v.x, scale_words[r][1] = v.y;
+            } else {
+              const uint4 v = *reinterpret_cast<const uint4*>(p);
+              scale_words[r][0] = v.x, scale_words[r][1] = v.y, scale_words[r][2] = v.z, scale_words[r][3] = v.w;
+            }
+            super[r] = make_uint4(0, 0, 0, 0);
+            if constexpr (type_k_quant(kType)) {
+              super[r] = *reinterpret_cast<const uint4*>(slot + Quad::kSuper + (lane / 8 * 2 + r) * 16);
+            }
+          }
+          filler.template fill<1>(a);
+        } else {
+          filler.template fill<0>(a);
+        }
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+          const int in_quad = 2 * half + u, b = quad * kQuadBlocks + in_quad;
+          uint4 x[kDigits][2];
+#pragma unroll
+          for (int d = 0; d < kDigits; d++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              x[d][h] = *reinterpret_cast<const uint4*>(shared + at.codes + ((b * kDigits + d) * 2 + h) * 128 + j * 16);
+            }
+          }
+          const float s = scales[b * kBlockGroups];
+          const float sum = type_has_minimum(kType) ? sums[b * kBlockGroups] : 0.0f;
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            const int place = (half * 2 + r) * 2 + u;
+            uint4 codes[Quad::kParts];
+#pragma unroll
+            for (int part = 0; part < Quad::kParts; part++) {
+              codes[part] = *reinterpret_cast<const uint4*>(slot + (place * Quad::kParts + part) * 512 + lane * 16);
+            }
+            uint2 upper = make_uint2(0, 0);
+            if constexpr (Quad::kHighBytes == 4) {
+              upper.x = *reinterpret_cast<const uint32_t*>(slot + Quad::kHigh + (place * 32 + lane) * 4);
+            } else if constexpr (Quad::kHighBytes == 8) {
+              upper = *reinterpret_cast<const uint2*>(slot + Quad::kHigh + (place * 32 + lane) * 8);
+            }
+            const uint32_t scale = Quad::kScaleBytes == 16 ? scale_words[r][in_quad] : scale_words[r][in_quad / 2] >> (in_quad % 2 * 16);
+            acc[r] = add_group<kType, kDigits>(acc[r], codes, upper, widened_scales<kType>(scale, word_of(super[r], in_quad)), x, s, sum);
+          }
+        }
+      }
+      slot += Quad::kBytes;
+      if (++slot_number == a.ring_quads) slot_number = 0, slot = filler.ring;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+      for (int mask = 1; mask <= 4; mask *= 2) acc[r] = add_f32(acc[r], shuffle_xor(acc[r], mask));
+    }
+    // Sums are never -0, so adding +0 for a bias or residual that is not there changes nothing.
+    float v = add_f32(mine ? acc[1] : acc[0], bias);
+    if (a.gated) {
+      const float up = shuffle_xor(v, 1);
+      if (writes && j == 0) m.y[row] = mul_f32(silu_f32(v), up);
+    } else if (writes) {
+      m.y[row] = add_f32(residual, v);
+    }
+  }
+}
+
+// ---- host
+/// Warps with a ring and its length, for `per_processor` tasks on each processor: no more warps than tasks, as few left over in
+/// the last round as may be, at least four where there is work for them, and two quads in each ring (one where the activations
+/// of a wide row leave no more). `fixed` bytes are taken by the activations. False: it does not fit.
+static bool choose_rings(int64_t per_processor, int64_t quad_bytes, int64_t fixed, int64_t limit, int32_t& workers,
+                         int32_t& ring_quads) {
+  const int64_t most = std::min<int64_t>(per_processor, kGemvWarps), least = std::min<int64_t>(most, 4);
+  for (const int64_t quads : {2, 1}) {
+    int64_t best = 0, best_steps = 0;
+    for (int64_t w = least; w <= most; w++) {
+      const int64_t steps = (per_processor + w - 1) / w * w;
+      if (w * quads * quad_bytes + fixed > limit || (best && steps > best_steps)) continue;
+      best = w, best_steps = steps;
+    }
+    if (!best) continue;
+    workers = int32_t(best);
+    ring_quads = int32_t(std::min<int64_t>(kLargestRing, (limit - fixed) / (best * quad_bytes)));
+    return true;
+  }
+  return false;
+}
+
+bool gemv_takes(const AssayLinear& a) {
+  const AssayWeight& first = a.w[0];
+  if (a.rows != 1 || a.count < 1 || a.count > 3 || !type_quantised(first.type) || a.activations == ASSAY_ACTIVATIONS_F32 ||
+      first.columns <= 0 || first.columns % kGroupColumns != 0 || first.columns > INT32_MAX / 4) {
+    return false;
+  }
+  if ((reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.norm)) % 16 != 0) return false;
+  if (a.gated && (a.count != 2 || a.w[1].rows != first.rows || a.residual)) return false;
+  if (a.residual && a.count != 1) return false;
+  for (int i = 0; i < a.count; i++) {
+    const AssayWeight& w = a.w[i];
+    if (w.type != first.type || w.columns != first.columns || w.rows <= 0 || w.rows > INT32_MAX / 2 ||
+        reinterpret_cast<uintptr_t>(w.data) % 256 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int quant_gemv(AssayDevice& d, const AssayLinear& a) {
+  if (!gemv_takes(a)) return ASSAY_REFUSED;
+  const AssayWeight& first = a.w[0];
+  GemvArgs g = {};
+  const PackedLayout l = packed_layout(first.type, 1, first.columns);
+  g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
+  int64_t tasks = 0;
+  for (int i = 0; i < a.count; i++) {
+    const AssayWeight& w = a.w[i];
+    const PackedLayout planes = packed_layout(w.type, w.rows, w.columns);
+    g.w[i] = {static_cast<const unsigned char*>(w.data), planes.high, planes.scales, planes.super, a.bias[i], a.y[i], int32_t(w.rows),
+              int32_t(tasks)};
+    tasks += (w.rows + kTaskRows - 1) / kTaskRows;
+  }
+  if (a.gated) tasks = (first.rows + kTaskRows / 2 - 1) / (kTaskRows / 2);
+  g.x = a.x, g.norm = a.norm, g.residual = a.residual, g.eps = a.eps;
+  g.count = a.count, g.gated = a.gated ? 1 : 0;
+  g.columns = int32_t(first.columns), g.blocks = int32_t(l.blocks), g.quads = int32_t(l.quads), g.tasks = int32_t(tasks);
+
+  int result = ASSAY_REFUSED;
+  with_type_and_digits(first.type, a.activations, [&]<int32_t kType, int kDigits>() {
+    constexpr int64_t kQuadBytes = RingQuad<kType>::kBytes;
+    // Half of a multiprocessor's shared memory, so that the next kernel's block fits beside this one; all where it must be.
+    constexpr int64_t kHalf = int64_t(112) << 10;
+    const int norm_columns = a.norm ? g.columns : 0;
+    const int64_t fixed = gemv_shared(0, kDigits, g.quads, norm_columns).bytes, all = int64_t(d.shared_limit);
+    const int64_t per_processor = (tasks + d.processors - 1) / d.processors;
+    if (!choose_rings(per_processor, kQuadBytes, fixed, std::min(kHalf, all), g.workers, g.ring_quads) &&
+        !choose_rings(per_processor, kQuadBytes, fixed, all, g.workers, g.ring_quads)) {
+      return;
+    }
+    const int64_t shared = gemv_shared(g.workers * g.ring_quads * int(kQuadBytes), kDigits, g.quads, norm_columns).bytes;
+    const dim3 grid = dim3(unsigned(std::min<int64_t>(d.processors, tasks)));
+    result = launch(d, variant_name("gemv", kType, kDigits).c_str(), Overlap::yes, gemv<kType, kDigits>, grid, kGemvThreads, size_t(shared), g);
+  });
+  return result;
+}
+
+}  // namespace assay

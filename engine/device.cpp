@@ -1,0 +1,141 @@
+#include "engine/device.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+#include "dumps/error.h"
+
+namespace assay {
+
+std::shared_ptr<const DeviceModule> DeviceModule::load(const std::filesystem::path& library) {
+  std::shared_ptr<DeviceModule> m(new DeviceModule);
+  m->path_ = library;
+  const std::string where = library.string();
+  std::error_code ignored;
+  if (!std::filesystem::exists(library, ignored))
+    throw Error(ErrorKind::malformed, where, "no such module", "a shared library behind engine/abi.h", "", "Where nvcc is, ./ci/build makes build/cuda/libassay_cuda.so.");
+  // A path without a slash would be searched for elsewhere.
+  m->library_ = dlopen(std::filesystem::absolute(library).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!m->library_) throw Error(ErrorKind::malformed, where, "can't be loaded: " + std::string(dlerror()));
+  const auto entry = reinterpret_cast<AssayModuleFn>(dlsym(m->library_, ASSAY_MODULE_SYMBOL));
+  if (!entry) throw Error(ErrorKind::malformed, where, "is no device module", std::string("an exported ") + ASSAY_MODULE_SYMBOL, "none");
+  m->table_ = entry();
+  if (!m->table_) throw Error(ErrorKind::malformed, where, "is no device module", "a table of functions", "a null pointer");
+  // Only the first two members may be read before both agree.
+  if (m->table_->abi_version != ASSAY_ABI_VERSION)
+    throw Error(ErrorKind::malformed, where, "speaks another version of the device ABI", std::to_string(ASSAY_ABI_VERSION),
+                std::to_string(m->table_->abi_version), "Build the module with this program's engine/abi.h.");
+  if (m->table_->struct_size != sizeof(AssayModule))
+    throw Error(ErrorKind::malformed, where, "has a table of another size", std::to_string(sizeof(AssayModule)) + " bytes",
+                std::to_string(m->table_->struct_size), "Build the module with this program's engine/abi.h.");
+  const AssayModule& t = *m->table_;
+  const std::pair<const char*, bool> needed[] = {
+      {"open", t.open}, {"close", t.close}, {"error", t.error}, {"info", t.info}, {"counters", t.counters}, {"variant", t.variant},
+      {"allocate", t.allocate}, {"release", t.release}, {"upload", t.upload}, {"download", t.download}, {"fill", t.fill},
+      {"finish", t.finish}};
+  for (const auto& [name, there] : needed)
+    if (!there) throw Error(ErrorKind::malformed, where, std::string("its table lacks ") + name, "every call that is no op", "a null pointer");
+  return m;
+}
+
+DeviceModule::~DeviceModule() {
+  if (library_) dlclose(library_);
+}
+
+std::filesystem::path built_module(const std::string& name) {
+  std::error_code failed;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", failed).parent_path();
+  const std::string file = "libassay_" + name + ".so";
+  for (const char* place : {"cuda", ".", "../cuda"})
+    if (std::filesystem::exists(program / place / file, failed)) return (program / place / file).lexically_normal();
+  return program / "cuda" / file;
+}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& o) noexcept {
+  std::swap(device_, o.device_);
+  std::swap(data_, o.data_);
+  std::swap(bytes_, o.bytes_);
+  std::swap(on_host_, o.on_host_);
+  return *this;
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (!data_) return;
+  on_host_ ? device_->table().release_host(device_->handle(), data_) : device_->table().release(device_->handle(), data_);
+}
+
+Device::Device(std::shared_ptr<const DeviceModule> module, int ordinal) : module_(std::move(module)) {
+  const int result = table().open(ordinal, &device_);
+  if (result != ASSAY_DONE || !device_) {
+    const char* words = table().error(nullptr);
+    throw Error(ErrorKind::io, module_->path().string(), "device " + std::to_string(ordinal) + " can't be opened",
+                "", "", words ? words : "");
+  }
+  done(table().info(device_, &info_), "info");
+}
+
+Device::~Device() {
+  if (device_) table().close(device_);
+}
+
+bool Device::done(int result, const std::string& what) const {
+  if (result == ASSAY_DONE) return true;
+  if (result == ASSAY_REFUSED) return false;
+  const char* words = table().error(device_);
+  throw Error(result == ASSAY_OUT_OF_MEMORY ? ErrorKind::memory : ErrorKind::io, what,
+              std::string("the device reports an error: ") + (words && *words ? words : "no words"));
+}
+
+uint64_t Device::free_bytes() const {
+  AssayDeviceInfo now{};
+  done(table().info(device_, &now), "info");
+  return now.free_bytes;
+}
+
+AssayCounters Device::counters() const {
+  AssayCounters c{};
+  table().counters(device_, &c);
+  return c;
+}
+
+DeviceMemory Device::allocate(size_t bytes, const std::string& what) {
+  DeviceMemory m;
+  void* p = nullptr;
+  if (bytes == 0) return m;
+  const int result = table().allocate(device_, bytes, &p);
+  if (result == ASSAY_OUT_OF_MEMORY || (result == ASSAY_DONE && !p))
+    throw Error(ErrorKind::memory, what, "does not fit the device", std::to_string(bytes) + " bytes",
+                std::to_string(free_bytes()) + " free", "Fewer slots, a smaller --ctx, or --vram-budget, which streams weights, need less.");
+  done(result, what);
+  m.device_ = this;
+  m.data_ = static_cast<std::byte*>(p);
+  m.bytes_ = bytes;
+  return m;
+}
+
+DeviceMemory Device::allocate_host(size_t bytes, const std::string& what) {
+  DeviceMemory m;
+  void* p = nullptr;
+  if (bytes == 0) return m;
+  if (!table().allocate_host || !table().release_host) throw Error(ErrorKind::malformed, module_->path().string(), "its table lacks allocate_host");
+  done(table().allocate_host(device_, bytes, &p), what);
+  m.device_ = this;
+  m.data_ = static_cast<std::byte*>(p);
+  m.bytes_ = bytes;
+  m.on_host_ = true;
+  return m;
+}
+
+void Device::upload(void* to, const void* host, size_t bytes) {
+  if (bytes) done(table().upload(device_, to, host, bytes), "upload");
+}
+void Device::download(void* host, const void* from, size_t bytes) {
+  if (bytes) done(table().download(device_, host, from, bytes), "download");
+}
+void Device::fill(void* memory, int byte, size_t bytes) {
+  if (bytes) done(table().fill(device_, memory, byte, bytes), "fill");
+}
+void Device::finish() { done(table().finish(device_), "device"); }
+
+}  // namespace assay

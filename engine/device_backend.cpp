@@ -1,0 +1,284 @@
+// DeviceBackend: what it holds. Steps and buffers of a pass are planned here; device_ops.cpp fills in arguments, device_pass.cpp
+// runs passes.
+#include "engine/device_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dumps/error.h"
+#include "engine/device_internal.h"
+#include "engine/ops/common/rope_table.h"
+
+namespace assay {
+
+static_assert(sizeof(AssayPlace) == sizeof(RowPlace) && offsetof(AssayPlace, position) == offsetof(RowPlace, position));
+static_assert(int(WeightType::q6_k) == ASSAY_Q6_K && int(WeightType::q8_0) == ASSAY_Q8_0 && int(WeightType::bf16) == ASSAY_BF16);
+static_assert(int(KvType::f32) == ASSAY_F32 && int(KvType::f16) == ASSAY_F16 && int(KvType::bf16) == ASSAY_BF16);
+static_assert(int(Activations::s16) == ASSAY_ACTIVATIONS_S16 && int(Activations::f32) == ASSAY_ACTIVATIONS_F32);
+
+DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model, const Program& program, DeviceOptions options,
+                             Activations activations, const std::vector<KvLayer>& caches, const RopeTable& rope, bool poison)
+    : device_(std::move(device)), model_(model), program_(program), options_(std::move(options)), activations_(activations),
+      host_caches_(caches), rope_(rope), poison_(poison),
+      weights_(*device_,
+               plan_weights(program,
+                            [&] {
+                              if (options_.budget) return options_.budget;
+                              // What caches, tables and the values of long passes need is left alone.
+                              uint64_t kv = 0;
+                              for (const KvLayer& l : caches) kv += 2 * uint64_t(l.slots * l.kv_heads * l.context * l.head_dim) * size_of(l.type);
+                              const uint64_t free = device_->free_bytes(), rest = kv + (rope.cos.size() + rope.sin.size()) * 4;
+                              return free > rest ? (free - rest) / 10 * 9 : 0;
+                            }(),
+                            [&](const Matrix& m) -> uint64_t {
+                              const AssayModule& t = device_->table();
+                              return t.weight_bytes && t.pack_weight ? t.weight_bytes(device_->handle(), int32_t(m.type), m.rows, m.columns) : 0;
+                            }),
+               options_.preload) {
+  if (options_.shadow) options_.fused = options_.graph = false;
+  for (const Node& n : program_.nodes)
+    if (n.vector) weights_.get(*n.vector);
+  if (!rope_.cos.empty()) {
+    cos_ = device_->allocate(rope_.cos.size() * sizeof(float), "rope table");
+    sin_ = device_->allocate(rope_.sin.size() * sizeof(float), "rope table");
+    device_->upload(cos_.data(), rope_.cos.data(), cos_.bytes());
+    device_->upload(sin_.data(), rope_.sin.data(), sin_.bytes());
+  }
+  for (size_t l = 0; l < host_caches_.size(); l++) {
+    const KvLayer& h = host_caches_[l];
+    const size_t bytes = size_t(h.slots * h.kv_heads * h.context * h.head_dim) * size_of(h.type);
+    AssayCache c{int32_t(h.type), 0, h.slots, h.kv_heads, h.context, h.head_dim, nullptr, nullptr};
+    for (void** half : {&c.k, &c.v}) {
+      cache_memory_.push_back(device_->allocate(bytes, "layer." + std::to_string(l) + "'s cache"));
+      *half = cache_memory_.back().data();
+      if (poison_) device_->fill(*half, 0xff, bytes);
+    }
+    caches_.push_back(c);
+  }
+  const size_t slots = host_caches_.empty() ? 0 : size_t(host_caches_[0].slots);
+  where_.assign(host_caches_.size(), std::vector<Where>(slots, Where::both));
+  written_.assign(slots, 0);
+  device_->finish();
+  const WeightPlan& w = weights_.plan();
+  if (w.buffers && options_.notice)
+    options_.notice("only " + std::to_string(w.resident) + " of " + std::to_string(w.offered) + " weights are resident on the device: " +
+                    std::to_string(w.streamed_bytes) + " bytes are uploaded by every pass");
+}
+
+DeviceBackend::~DeviceBackend() { replan(); }
+
+void DeviceBackend::replan() {
+  for (auto* plan : {&rows_, &one_row_})
+    if (*plan) {
+      for (auto& [_, g] : (*plan)->graphs)
+        if (g.graph) device_->table().release_graph(device_->handle(), g.graph);
+      plan->reset();
+    }
+}
+
+DeviceBackend::Plan& DeviceBackend::plan_of(const Batch& batch) const {
+  const bool one = batch.pass == Pass::decode && batch.rows() == 1;
+  std::unique_ptr<Plan>& plan = one ? one_row_ : rows_;
+  if (!plan) plan = const_cast<DeviceBackend*>(this)->make_plan(one);
+  return *plan;
+}
+
+std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
+  auto plan = std::make_unique<Plan>();
+  const Batch none;
+  StepOptions o;
+  o.fused = options_.fused;
+  o.gated = one_row;
+  o.supported = [&](const DeviceStep& s) {
+    for (int n : s.nodes)
+      if (options_.refuse && options_.refuse(program_.nodes[size_t(n)])) return false;
+    Run r{{none, {}, {}, {}, nullptr, nullptr, 0}, nullptr, *plan, plan->shared, 0, 0, false, {}, nullptr, nullptr, false, nullptr, nullptr, nullptr};
+    return device_->done(run_step(r, s, true), "a probe of " + program_.nodes[size_t(s.nodes.front())].name());
+  };
+  plan->steps = plan_steps(program_, o);
+  plan->materialised.assign(program_.values.size(), false);
+  plan->last_use.assign(program_.values.size(), -1);
+  for (size_t s = 0; s < plan->steps.size(); s++) {
+    for (ValueId v : plan->steps[s].outputs(program_)) plan->materialised[size_t(v)] = true;
+    for (int n : plan->steps[s].nodes)
+      for (ValueId v : program_.nodes[size_t(n)].inputs) plan->last_use[size_t(v)] = int(s);
+  }
+  for (Values* values : {&plan->shared, &plan->kept}) {
+    values->keep = values == &plan->kept;
+    values->buffer_of.assign(program_.values.size(), -1);
+    std::vector<bool> used;
+    for (size_t s = 0; s < plan->steps.size(); s++) {
+      // Inner values have buffers too: a group that is refused after all runs node by node.
+      for (int n : plan->steps[s].nodes) {
+        const Node& node = program_.nodes[size_t(n)];
+        if (node.output == kNoValue) continue;
+        const int64_t columns = program_.values[size_t(node.output)].columns;
+        int best = -1;
+        for (int b = 0; b < int(used.size()) && !values->keep; b++) {
+          if (used[size_t(b)] || values->of_logits[size_t(b)] != node.requested_rows_only) continue;
+          const auto distance = [&](int x) { return std::abs(values->columns[size_t(x)] - columns); };
+          if (best < 0 || distance(b) < distance(best)) best = b;
+        }
+        if (best < 0) {
+          best = int(used.size());
+          used.push_back(false);
+          values->columns.push_back(columns);
+          values->of_logits.push_back(node.requested_rows_only);
+        }
+        values->columns[size_t(best)] = std::max(values->columns[size_t(best)], columns);
+        used[size_t(best)] = true;
+        values->buffer_of[size_t(node.output)] = best;
+      }
+      // Only behind the step: its kernels read all inputs while they write.
+      for (size_t v = 0; v < program_.values.size(); v++)
+        if (values->buffer_of[v] >= 0 && plan->last_use[v] == int(s)) used[size_t(values->buffer_of[v])] = false;
+    }
+    values->memory.resize(values->columns.size());
+  }
+  return plan;
+}
+
+bool DeviceBackend::materialises(const Batch& batch, ValueId value) const { return plan_of(batch).materialised.at(size_t(value)); }
+
+/// Grows what passes of this size need; graphs that point into what moved are void.
+void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_rows) {
+  const auto forget = [&](auto&& concerned) {
+    for (auto it = plan.graphs.begin(); it != plan.graphs.end();) {
+      if (!concerned(std::get<2>(it->first))) {
+        ++it;
+        continue;
+      }
+      device_->table().release_graph(device_->handle(), it->second.graph);
+      it = plan.graphs.erase(it);
+    }
+  };
+  if (rows > v.rows || logit_rows > v.logit_rows) {
+    forget([&](bool kept) { return kept == v.keep; });
+    v.rows = std::max(rows, v.rows);
+    v.logit_rows = std::max(logit_rows, v.logit_rows);
+    for (size_t b = 0; b < v.memory.size(); b++) {
+      const size_t bytes = size_t(v.of_logits[b] ? v.logit_rows : v.rows) * size_t(v.columns[b]) * sizeof(float);
+      if (v.memory[b].bytes() >= bytes) continue;
+      v.memory[b] = DeviceMemory();
+      v.memory[b] = device_->allocate(bytes, "values of a pass of " + std::to_string(v.rows) + " rows");
+      if (poison_) device_->fill(v.memory[b].data(), 0xff, bytes);
+    }
+    int64_t widest = 0;
+    for (const Node& n : program_.nodes)
+      if (n.requested_rows_only) widest = std::max(widest, program_.values[size_t(n.inputs[0])].columns);
+    if (widest) {
+      v.gathered = DeviceMemory();
+      v.gathered = device_->allocate(size_t(std::max<int64_t>(v.logit_rows, 1) * widest) * sizeof(float), "rows of logits");
+    }
+    const size_t inputs = size_t(v.rows) * (sizeof(AssayPlace) + sizeof(int32_t)) + size_t(v.logit_rows) * sizeof(int32_t);
+    v.inputs = DeviceMemory();
+    v.host_inputs = DeviceMemory();
+    v.inputs = device_->allocate(inputs, "inputs of a pass");
+    v.host_inputs = device_->allocate_host(inputs, "inputs of a pass");
+  }
+  const int64_t layers = int64_t(caches_.size());
+  const size_t tail = size_t(layers) * sizeof(int64_t) + size_t(std::max<int64_t>(v.logit_rows, 1)) * sizeof(int32_t);
+  if (tail_.bytes() < tail) {
+    for (auto* p : {&rows_, &one_row_})
+      if (*p) {
+        for (auto& [_, g] : (*p)->graphs) device_->table().release_graph(device_->handle(), g.graph);
+        (*p)->graphs.clear();
+      }
+    tail_ = DeviceMemory();
+    host_tail_ = DeviceMemory();
+    tail_ = device_->allocate(tail, "results of a pass");
+    host_tail_ = device_->allocate_host(tail, "results of a pass");
+  }
+  AssayLimits want = reserved_;
+  want.rows = std::max(want.rows, rows);
+  for (const Node& n : program_.nodes)
+    if (n.op == OpKind::linear) want.columns = std::max(want.columns, n.weight->columns);
+  want.heads = model_.config.heads;
+  want.head_dim = model_.config.head_dim;
+  want.context = host_caches_.empty() ? 0 : host_caches_[0].context;
+  if (std::memcmp(&want, &reserved_, sizeof want) != 0 && device_->table().reserve) {
+    for (auto* p : {&rows_, &one_row_})
+      if (*p) {
+        for (auto& [_, g] : (*p)->graphs) device_->table().release_graph(device_->handle(), g.graph);
+        (*p)->graphs.clear();
+      }
+    device_->done(device_->table().reserve(device_->handle(), &want), "scratch of the device");
+    reserved_ = want;
+  }
+}
+
+void DeviceBackend::copy_state(int layer, int slot, int64_t length, bool to_device) {
+  const KvLayer& h = host_caches_[size_t(layer)];
+  const AssayCache& c = caches_[size_t(layer)];
+  if (length == 0) return;
+  const size_t element = size_of(h.type);
+  for (int64_t head = 0; head < h.kv_heads; head++) {
+    const size_t at = size_t(h.offset(slot, head, 0)) * element, bytes = size_t(length * h.head_dim) * element;
+    for (const auto& [host, device] : {std::pair{h.k, c.k}, std::pair{h.v, c.v}}) {
+      if (to_device)
+        device_->upload(static_cast<std::byte*>(device) + at, host + at, bytes);
+      else
+        device_->download(host + at, static_cast<std::byte*>(device) + at, bytes);
+    }
+  }
+}
+
+void DeviceBackend::state_to_device(const PassState& pass) {
+  for (size_t l = 0; l < caches_.size(); l++)
+    for (const Segment& s : pass.batch.segments) {
+      Where& where = where_[l][size_t(s.slot)];
+      if (where == Where::host) {
+        copy_state(int(l), s.slot, s.position, true);
+        where = Where::both;
+      }
+    }
+}
+
+void DeviceBackend::state_is_on_device(const PassState& pass, int layer) {
+  for (const Segment& s : pass.batch.segments) where_[size_t(layer)][size_t(s.slot)] = Where::device;
+}
+
+void DeviceBackend::state_to_host(int layer) {
+  bool any = false;
+  for (size_t s = 0; s < where_.at(size_t(layer)).size(); s++) {
+    Where& where = where_[size_t(layer)][s];
+    if (where != Where::device) continue;
+    copy_state(layer, int(s), written_[s], false);
+    where = Where::both;
+    any = true;
+  }
+  if (any) device_->finish();
+}
+
+void DeviceBackend::truncate(int slot, int64_t length) {
+  if (poison_ && length < written_[size_t(slot)])
+    for (const AssayCache& c : caches_)
+      for (int64_t head = 0; head < c.kv_heads; head++) {
+        const size_t element = c.type == ASSAY_F32 ? 4 : 2;
+        const size_t at = size_t(((slot * c.kv_heads + head) * c.context + length) * c.head_dim) * element;
+        const size_t bytes = size_t((written_[size_t(slot)] - length) * c.head_dim) * element;
+        device_->fill(static_cast<std::byte*>(c.k) + at, 0xff, bytes);
+        device_->fill(static_cast<std::byte*>(c.v) + at, 0xff, bytes);
+      }
+  written_[size_t(slot)] = std::min(length, written_[size_t(slot)]);
+  if (length == 0)
+    for (auto& layer : where_) layer[size_t(slot)] = Where::both;
+}
+
+DeviceMemoryUse DeviceBackend::memory() const {
+  DeviceMemoryUse m;
+  m.weights = weights_.plan().resident_bytes;
+  m.window = weights_.plan().buffer_bytes * uint64_t(weights_.plan().buffers) + weights_.plan().raw_bytes;
+  for (const DeviceMemory& c : cache_memory_) m.kv += c.bytes();
+  m.rope = cos_.bytes() + sin_.bytes();
+  for (const auto* plan : {rows_.get(), one_row_.get()})
+    if (plan)
+      for (const Values* v : {&plan->shared, &plan->kept}) {
+        for (const DeviceMemory& b : v->memory) m.values += b.bytes();
+        m.values += v->gathered.bytes();
+        m.inputs += v->inputs.bytes();
+      }
+  return m;
+}
+
+}  // namespace assay

@@ -1,0 +1,127 @@
+// Runs passes of a program on a device: steps (device_plan.h) queued one after another, with what no device op does left to
+// the CPU, value by value. Decode passes are captured once as a graph and replayed. The bytes are the CPU's, whatever runs where.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/device.h"
+#include "engine/device_plan.h"
+#include "engine/device_weights.h"
+
+namespace assay {
+
+struct DeviceOptions {
+  std::string module;          // path of the library; empty: no device
+  int ordinal = 0;
+  uint64_t budget = 0;         // bytes for weights (--vram-budget); 0: what the device has free beside everything else
+  bool fused = true;           // groups of nodes as one launch
+  bool graph = true;           // decode passes captured and replayed
+  bool preload = true;         // weights uploaded when the engine is built, not when first needed
+  bool shadow = false;         // node by node, each device op checked against the CPU on the device's own inputs
+  std::function<bool(const Node&)> refuse;   // checks: nodes that the CPU has to do
+  std::function<void(const std::string&)> notice;   // told what a person should know: no device, weights that stream
+};
+
+/// Bytes that an engine holds on its device, by class.
+struct DeviceMemoryUse {
+  uint64_t weights = 0, window = 0, kv = 0, values = 0, rope = 0, vectors = 0, inputs = 0;
+  uint64_t total() const { return weights + window + kv + values + rope + vectors + inputs; }
+};
+
+/// What the CPU does for a device pass: it owns the host side of values and runs single nodes.
+class HostSide {
+ public:
+  virtual ~HostSide() = default;
+  /// Room for a value on the host, held until drop().
+  virtual float* make(ValueId value, int64_t floats) = 0;
+  virtual const float* value(ValueId value) const = 0;     // null: not on the host
+  virtual void drop(ValueId value) = 0;
+  /// Runs node i on the CPU; its inputs are on the host. Makes its output there.
+  virtual void run(size_t node) = 0;
+};
+
+class DeviceBackend {
+ public:
+  /// `caches` are the engine's host caches, of which the device gets a mirror; they, model, program and rope outlive this.
+  DeviceBackend(std::shared_ptr<Device> device, const Model& model, const Program& program, DeviceOptions options,
+                Activations activations, const std::vector<KvLayer>& caches, const RopeTable& rope, bool poison);
+  ~DeviceBackend();
+
+  /// One physical pass. Returns the logits of batch.logit_rows on the host, valid until the next call; null if there are none.
+  const float* forward(const PassState& pass, HostSide& host);
+  /// Greedy ids of the last pass's logit rows, chosen on the device (-1: a NaN); empty where the CPU computed the logits.
+  std::span<const int32_t> greedy() const { return greedy_; }
+
+  /// Whether a pass of this batch writes the value at all, or a fused step keeps it inside.
+  bool materialises(const Batch& batch, ValueId value) const;
+  /// Host copy of a layer's caches up to date.
+  void state_to_host(int layer);
+  /// The slot has no positions >= length any more; with poison they are overwritten on the device.
+  void truncate(int slot, int64_t length);
+
+  const Device& device() const { return *device_; }
+  DeviceWeights& weights() { return weights_; }
+  const DeviceWeights& weights() const { return weights_; }
+  const DeviceOptions& options() const { return options_; }
+  DeviceMemoryUse memory() const;
+  std::string_view name() const { return device_->info().emulated ? "simt" : "cuda"; }
+  /// The program was rewritten: steps are planned anew, graphs are captured anew.
+  void replan();
+
+ private:
+  struct Values;   // row-sized device buffers of one plan
+  struct Graph;
+  struct Plan;     // of passes of one decode row, or of others
+  struct Run;      // one pass in progress
+
+  std::unique_ptr<Plan> make_plan(bool one_row);
+  Plan& plan_of(const Batch& batch) const;
+  int run_step(Run& r, const DeviceStep& step, bool probe);
+  int run_linears(Run& r, const DeviceStep& step, bool probe);
+  int run_heads(Run& r, const DeviceStep& step, bool probe);
+  int run_single(Run& r, const Node& node, bool probe);
+  bool run_all(Run& r);
+  void run_on_cpu(Run& r, int node);
+  void shadow(Run& r, int node);
+  void observe(Run& r, const DeviceStep& step);
+  void note(Run& r, const DeviceStep& step, uint64_t launches, double seconds);
+  void prepare(Plan& plan, Values& values, int64_t rows, int64_t logit_rows);
+  void upload_inputs(Run& r);
+  void state_to_device(const PassState& pass);
+  void state_is_on_device(const PassState& pass, int layer);
+  void copy_state(int layer, int slot, int64_t length, bool to_device);
+  const float* finish_pass(Run& r);
+  const float* input(Run& r, ValueId v, bool probe);
+  float* output(Run& r, ValueId v);
+  AssayWeight weight(const Matrix& m, bool probe);
+
+  std::shared_ptr<Device> device_;
+  const Model& model_;
+  const Program& program_;
+  DeviceOptions options_;
+  Activations activations_;
+  const std::vector<KvLayer>& host_caches_;
+  const RopeTable& rope_;
+  bool poison_;
+  DeviceWeights weights_;
+  mutable std::unique_ptr<Plan> rows_, one_row_;     // of decode passes of one row, and of all others; made when first needed
+
+  // state
+  std::vector<DeviceMemory> cache_memory_;
+  std::vector<AssayCache> caches_;
+  DeviceMemory cos_, sin_;
+  enum class Where : uint8_t { both, host, device };
+  std::vector<std::vector<Where>> where_;      // [layer][slot]: which copy is right
+  std::vector<int64_t> written_;               // [slot] positions that passes have written
+
+  AssayLimits reserved_{};
+  DeviceMemory tail_;                          // int64 overflow of each layer, then greedy ids
+  DeviceMemory host_tail_, host_logits_;       // the device's own host memory
+  std::vector<int32_t> greedy_;
+};
+
+}  // namespace assay

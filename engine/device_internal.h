@@ -1,0 +1,56 @@
+// What the files of DeviceBackend share and nobody else sees.
+#pragma once
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/device_backend.h"
+
+namespace assay {
+
+/// A value that fits the f16 cache leaves a layer's overflow word as a fill with bytes of 0x7f left it.
+inline constexpr int64_t kNoOverflow = 0x7f7f7f7f7f7f7f7f;
+
+/// Row-sized memory: a buffer per value, shared by values whose lives don't overlap, or one each.
+struct DeviceBackend::Values {
+  bool keep = false;
+  std::vector<int> buffer_of;        // per value
+  std::vector<int64_t> columns;      // per buffer
+  std::vector<bool> of_logits;       // per buffer: its rows are logit rows
+  std::vector<DeviceMemory> memory;
+  DeviceMemory gathered;             // input rows of logits
+  DeviceMemory inputs, host_inputs;  // places, ids, logit rows
+  int64_t rows = 0, logit_rows = 0;
+};
+
+struct DeviceBackend::Graph {
+  void* graph = nullptr;
+  std::vector<std::pair<const DeviceStep*, std::pair<std::string, uint64_t>>> ran;   // variant and launches of each step
+};
+
+struct DeviceBackend::Plan {
+  std::vector<DeviceStep> steps;
+  std::vector<bool> materialised;    // per value
+  std::vector<int> last_use;         // per value: index of the last step that reads it
+  Values shared, kept;
+  std::map<std::tuple<int64_t, int64_t, bool>, Graph> graphs;   // by rows, logit rows, kept
+  bool whole = true;                 // no node has fallen back so far
+};
+
+struct DeviceBackend::Run {
+  const PassState& pass;
+  HostSide* host;
+  Plan& plan;
+  Values& values;
+  int64_t rows, logit_rows;
+  bool capturing = false;
+  std::vector<bool> on_device;       // per value
+  Graph* recording = nullptr;
+  const float* logits = nullptr;     // on the device
+  bool logits_on_host = false;
+  const AssayPlace* places = nullptr;
+  const int32_t *ids = nullptr, *logit_index = nullptr;
+};
+
+}  // namespace assay
