@@ -29,47 +29,44 @@ __device__ __forceinline__ uint64_t largest_of_warp(uint64_t key) {
   return key;
 }
 
-/// Grid: parts, rows. Part p of a row has the columns [p * part, (p + 1) * part); `part` is a multiple of 4. One part: the
-/// column goes to `ids`, else the key to `keys` [rows][parts].
-__global__ __launch_bounds__(kThreads) void argmax_kernel(AssayArgmax a, int64_t part, bool aligned, uint64_t* keys) {
+/// Blocks: `parts` per row. Part p of a row has the columns [p * part, (p + 1) * part); `part` is a multiple of 4. One part:
+/// the column goes to `ids`, else the key to `keys` [rows][parts].
+__global__ __launch_bounds__(kThreads) void argmax_kernel(AssayArgmax a, int parts, int64_t part, bool aligned, uint64_t* keys) {
   SHARED_BYTES(shared);
   uint64_t* of_warps = reinterpret_cast<uint64_t*>(shared);
-  const int t = (int)threadIdx.x;
-  const int64_t begin = (int64_t)blockIdx.x * part, end = begin + part < a.columns ? begin + part : a.columns;
+  const int t = (int)threadIdx.x, row = (int)blockIdx.x / parts;
+  const int64_t begin = (int)blockIdx.x % parts * part, end = begin + part < a.columns ? begin + part : a.columns;
+  const float* x = a.x + row * a.columns;
   let_next_start();
   wait_for_previous();
-  for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
-    const float* x = a.x + row * a.columns;
-    uint64_t best = 0;  // below every key: -Inf's order is 0x007fffff
-    int64_t k = begin + 4 * t;
-    if (aligned) {
-      for (; k + 4 * kThreads * (kUnroll - 1) + 4 <= end; k += 4 * kThreads * kUnroll) {
-        float4 v[kUnroll];
+  uint64_t best = 0;  // below every key: -Inf's order is 0x007fffff
+  int64_t k = begin + 4 * t;
+  if (aligned) {
+    for (; k + 4 * kThreads * (kUnroll - 1) + 4 <= end; k += 4 * kThreads * kUnroll) {
+      float4 v[kUnroll];
 #pragma unroll
-        for (int i = 0; i < kUnroll; i++) v[i] = *reinterpret_cast<const float4*>(x + k + 4 * kThreads * i);
+      for (int i = 0; i < kUnroll; i++) v[i] = *reinterpret_cast<const float4*>(x + k + 4 * kThreads * i);
 #pragma unroll
-        for (int i = 0; i < kUnroll; i++) {
-          const int64_t at = k + 4 * kThreads * i;
-          best = larger(best, larger(larger(key_of(v[i].x, at), key_of(v[i].y, at + 1)),
-                                     larger(key_of(v[i].z, at + 2), key_of(v[i].w, at + 3))));
-        }
+      for (int i = 0; i < kUnroll; i++) {
+        const int64_t at = k + 4 * kThreads * i;
+        best = larger(best, larger(larger(key_of(v[i].x, at), key_of(v[i].y, at + 1)),
+                                   larger(key_of(v[i].z, at + 2), key_of(v[i].w, at + 3))));
       }
     }
-    for (; k < end; k += 4 * kThreads) {
-      for (int i = 0; i < 4 && k + i < end; i++) best = larger(best, key_of(x[k + i], k + i));
-    }
-    best = largest_of_warp(best);
-    sync_block();  // the row before has been read
-    if (lane_of_warp() == 0) of_warps[t / 32] = best;
-    sync_block();
-    if (t >= 32) continue;
-    best = largest_of_warp(t < kThreads / 32 ? of_warps[t] : 0);
-    if (t != 0) continue;
-    if (gridDim.x == 1) {
-      a.ids[row] = column_of(best);
-    } else {
-      keys[row * gridDim.x + blockIdx.x] = best;
-    }
+  }
+  for (; k < end; k += 4 * kThreads) {
+    for (int i = 0; i < 4 && k + i < end; i++) best = larger(best, key_of(x[k + i], k + i));
+  }
+  best = largest_of_warp(best);
+  if (lane_of_warp() == 0) of_warps[t / 32] = best;
+  sync_block();
+  if (t >= 32) return;
+  best = largest_of_warp(t < kThreads / 32 ? of_warps[t] : 0);
+  if (t != 0) return;
+  if (parts == 1) {
+    a.ids[row] = column_of(best);
+  } else {
+    keys[blockIdx.x] = best;
   }
 }
 
@@ -89,7 +86,7 @@ __global__ __launch_bounds__(kThreads) void argmax_parts_kernel(const uint64_t* 
 
 int argmax(AssayDevice& d, const AssayArgmax& a) {
   if (a.rows == 0) return ASSAY_DONE;
-  if (a.columns < 1 || a.columns > INT32_MAX) return ASSAY_REFUSED;
+  if (a.columns < 1 || a.columns > INT32_MAX || a.rows > INT32_MAX) return ASSAY_REFUSED;
   // Two blocks per multiprocessor, as far as scratch holds their keys.
   int64_t parts = 2 * (int64_t)d.processors / a.rows;
   const int64_t worth = a.columns / kPart, room = (int64_t)(d.attention.bytes / sizeof(uint64_t)) / a.rows;
@@ -99,13 +96,12 @@ int argmax(AssayDevice& d, const AssayArgmax& a) {
   const int64_t part = ((a.columns + parts - 1) / parts + 3) / 4 * 4;
   parts = (a.columns + part - 1) / part;
   const bool aligned = a.columns % 4 == 0 && (reinterpret_cast<uintptr_t>(a.x) & 15) == 0;
-  const dim3 grid((unsigned)parts, (unsigned)(a.rows < 65535 ? a.rows : 65535));
   auto* keys = reinterpret_cast<uint64_t*>(d.attention.memory);
-  const int done = launch(d, "argmax", Overlap::yes, argmax_kernel, grid, kThreads, kThreads / 32 * sizeof(uint64_t), a, part,
-                          aligned, keys);
+  const int done = launch(d, "argmax", Overlap::yes, argmax_kernel, dim3((unsigned)(a.rows * parts)), kThreads,
+                          kThreads / 32 * sizeof(uint64_t), a, (int)parts, part, aligned, keys);
   if (done != ASSAY_DONE || parts == 1) return done;
   const int64_t blocks = (a.rows + kThreads / 32 - 1) / (kThreads / 32);
-  return launch(d, "parts", Overlap::yes, argmax_parts_kernel, dim3((unsigned)blocks), kThreads, 0, keys, a.ids, a.rows,
+  return launch(d, "argmax_parts", Overlap::yes, argmax_parts_kernel, dim3((unsigned)blocks), kThreads, 0, keys, a.ids, a.rows,
                 (int)parts);
 }
 

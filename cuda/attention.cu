@@ -36,8 +36,9 @@ int attention(AssayDevice& d, const AssayAttention& a) {
   }
   if (c.kv_heads <= 0 || a.heads % c.kv_heads != 0 || a.rows < 0 || a.longest < 1 || a.longest > c.context ||
       std::max({a.rows * a.heads, c.head_dim, c.context}) > (int64_t(1) << 24)) {
-    return failed(d, ASSAY_REFUSED, "attention: rows %lld, heads %lld/%lld, head_dim %lld, longest %lld of %lld", (long long)a.rows,
-                  (long long)a.heads, (long long)c.kv_heads, (long long)c.head_dim, (long long)a.longest, (long long)c.context);
+    return failed(d, ASSAY_REFUSED, "attention: rows %lld, heads %lld/%lld, head_dim %lld, longest %lld of %lld",
+                  (long long)a.rows, (long long)a.heads, (long long)c.kv_heads, (long long)c.head_dim, (long long)a.longest,
+                  (long long)c.context);
   }
   if (a.rows == 0) return ASSAY_DONE;
 

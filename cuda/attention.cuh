@@ -34,12 +34,12 @@ struct FinishJob {
   Rows which;
 };
 
-// ---- host. `which` is every or scattered.
-int attention_decode(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest, Rows which);  // attention_decode.cu
-int attention_finish(AssayDevice& d, const FinishJob& job);                                                  // attention_decode.cu
-/// Whether the device has the shared memory for it.
-bool attention_prefill_fits(const AssayDevice& d, int64_t head_dim);                               // attention_prefill.cu
-int attention_prefill(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest);  // attention_prefill.cu: tiled rows
+// ---- host: attention_decode.cu. `which` is every or scattered.
+int attention_decode(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest, Rows which);
+int attention_finish(AssayDevice& d, const FinishJob& job);
+// ---- host: attention_prefill.cu, the tiled rows. It fits where the device has the shared memory for heads that long.
+bool attention_prefill_fits(const AssayDevice& d, int64_t head_dim);
+int attention_prefill(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest);
 
 /// Scratch of one row, split in classes as FinishJob says; few rows are split more finely.
 constexpr int kFewestClassBits = 4, kMostClassBits = 6;
@@ -151,20 +151,36 @@ __device__ __forceinline__ void for_units(const AttentionCall& call, int first, 
 
 // ---- arithmetic
 
-/// exp_f32(x) for x <= 0 or NaN, the same bits (attention_test.cpp): where the result is far from denormal, 2^n is an
-/// integer added to the exponent and no case needs a clamp.
-__device__ __forceinline__ float exp_of_difference(float x) {
-  if (!(x > -80.0f)) return exp_f32(x);
-  const float shifted = fma_f32(x, 0x1.715476p+0f, kMagic), n = sub_f32(shifted, kMagic);
-  float r = fma_f32(n, -0x1.62e4p-1f, x);
-  r = fma_f32(n, -0x1.7f7d1cp-20f, r);
-  float p = 0x1.685028p-10f;
-  p = fma_f32(p, r, 0x1.123bf8p-7f);
-  p = fma_f32(p, r, 0x1.555b9ap-5f);
-  p = fma_f32(p, r, 0x1.55548ep-3f);
-  p = fma_f32(p, r, 0x1.fffff8p-2f);
-  p = fma_f32(p, r, 1.0f);
-  return float_of(bits_of(fma_f32(p, r, 1.0f)) + (bits_of(shifted) << 23));  // the shift leaves the low bits: n
+/// x[i] = exp_f32(x[i]) for x[i] <= 0 or NaN, the same bits (attention_test.cpp): where the results are far from denormal, 2^n
+/// is an integer added to the exponent and nothing needs a clamp.
+template <int kCount>
+__device__ __forceinline__ void exp_of_differences(float (&x)[kCount]) {
+  bool plain = true;
+#pragma unroll
+  for (int i = 0; i < kCount; i++) plain = plain && x[i] > -80.0f;
+  if (plain) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const float shifted = fma_f32(x[i], 0x1.715476p+0f, kMagic), n = sub_f32(shifted, kMagic);
+      float r = fma_f32(n, -0x1.62e4p-1f, x[i]);
+      r = fma_f32(n, -0x1.7f7d1cp-20f, r);
+      float p = 0x1.685028p-10f;
+      p = fma_f32(p, r, 0x1.123bf8p-7f);
+      p = fma_f32(p, r, 0x1.555b9ap-5f);
+      p = fma_f32(p, r, 0x1.55548ep-3f);
+      p = fma_f32(p, r, 0x1.fffff8p-2f);
+      p = fma_f32(p, r, 1.0f);
+      x[i] = float_of(bits_of(fma_f32(p, r, 1.0f)) + (bits_of(shifted) << 23));  // the shift leaves the low bits: n
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kCount; i++) {  // element 0 again and again, so that registers are not indexed
+      const float y = exp_f32(x[0]);
+#pragma unroll
+      for (int j = 0; j + 1 < kCount; j++) x[j] = x[j + 1];
+      x[kCount - 1] = y;
+    }
+  }
 }
 
 /// Folds by halves: 8, 4, 2, 1. What does not exist is +0.

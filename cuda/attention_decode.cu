@@ -1,10 +1,6 @@
 // Attention of single rows, each with a place of its own: decode, and the rows of a pass that form no runs. Three launches:
 //
-// attention_score: scores and their maxima. A block has one row, one kv head, up to 8 query heads that share it, and one class
-//   of positions: those that are c mod 2^class_bits. 16 bytes of a key row lie with one thread, so a team of 4 threads (f32: 8)
-//   holds the 32 accumulators of the head rule, each in increasing d; 16, 8 (and 4) fold across the team, the rest inside.
-//   In each fold across, a thread keeps the first half of its heads and gives the sums of the other half away: the team meets
-//   the heads in an order of its own (Team::flip), so that no value is selected.
+// attention_score: scores and their maxima, per unit of work (attention_rows.cuh).
 // attention_mix: exp, sum of p and mix of values, the same split. A class holds 256 / 2^class_bits of the lanes of the float
 //   rule; a thread has 16 bytes of a value row in one lane and walks its positions upwards. Folds inside the class.
 // attention_finish: folds the classes' parts, adds +0, divides.
@@ -19,137 +15,13 @@
 // PRECOND: cache elements aligned to their size. Behind a row's position nothing is read.
 #include <algorithm>
 
-#include "cuda/attention.cuh"
+#include "cuda/attention_rows.cuh"
 
 namespace assay {
 namespace {
 
-constexpr int kDecodeThreads = 256;     // fewer where rings of long heads do not fit
-constexpr int kUnits = 6, kTaken = 2;       // attention_score's ring, in positions; how many are worked on at once
-static_assert(kTaken == 2 && kUnits % kTaken == 0);
 constexpr int kRingSteps = 16, kGroup = 4;  // attention_mix's ring, in positions of a lane, copied in groups
-
-struct DecodeJob {
-  AttentionCall call;
-  float* scores;    // [row - first][head][class][per_class]
-  int32_t* maxima;  // [row - first][head][class], as ordered_of
-  float* partial;   // [row - first][head][class][head_dim]
-  float* sums;      // [row - first][head][class]
-  int first, rows;
-  int class_bits, per_class, head_blocks;
-  Rows which;
-};
-
-/// What a block works on.
-struct DecodeUnit {
-  int head, heads, position_class, count;  // first query head, how many; the class and how many positions it has
-  int64_t item;                            // (row - first) * heads + head
-  int64_t cached;                          // element where the kv head's rows start in the cache
-};
-template <int kHeads>
-__device__ __forceinline__ DecodeUnit decode_unit(const DecodeJob& job, int row, int u) {
-  const AttentionCall& a = job.call;
-  const int group = a.heads / a.kv_heads, classes = 1 << job.class_bits;
-  const int block = (u >> job.class_bits) % job.head_blocks, kv_head = (u >> job.class_bits) / job.head_blocks;
-  const AssayPlace place = a.places[row];
-  DecodeUnit unit;
-  unit.position_class = u & (classes - 1);
-  unit.head = kv_head * group + block * kHeads;
-  unit.heads = group - block * kHeads < kHeads ? group - block * kHeads : kHeads;
-  unit.count = (int)((place.position + classes - unit.position_class) >> job.class_bits);
-  unit.item = (int64_t)(row - job.first) * a.heads + unit.head;
-  unit.cached = ((int64_t)place.slot * a.kv_heads + kv_head) * a.context * a.head_dim;
-  return unit;
-}
-
-/// The threads that share one position of attention_score.
-template <int kType, int kHeads>
-struct Team {
-  static constexpr int kThreads = 32 / kPiece<kType>, kPerWarp = 32 / kThreads;
-  static constexpr int kKept = kHeads > kThreads ? kHeads / kThreads : 1;  // heads that a thread ends with
-
-  /// Thread t meets head n ^ flip(t) as its n-th.
-  static __device__ __forceinline__ int flip(int t) {
-    int f = 0;
-#pragma unroll
-    for (int bit = kThreads / 2, half = kHeads / 2; bit >= 1 && half >= 1; bit /= 2, half /= 2) f |= (t & bit) ? half : 0;
-    return f;
-  }
-  /// Where heads ran out before threads, several end with the same one.
-  static __device__ __forceinline__ bool writes(int t) { return kHeads >= kThreads || (t & (kThreads / kHeads - 1)) == 0; }
-};
-
-/// acc[..][0 .. kKept) become the whole sums. Lane l of the head rule: element l mod kPiece of thread l / kPiece.
-template <int kType, int kHeads, int kAtOnce>
-__device__ __forceinline__ void fold_team(float (&acc)[kAtOnce][kHeads][kPiece<kType>]) {
-  using T = Team<kType, kHeads>;
-#pragma unroll
-  for (int bit = T::kThreads / 2, half = kHeads / 2; bit >= 1; bit /= 2, half /= 2) {
-    const int kept = half >= 1 ? half : 1;
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++) {
-#pragma unroll
-      for (int n = 0; n < kept; n++) {
-#pragma unroll
-        for (int j = 0; j < kPiece<kType>; j++) {
-          acc[u][n][j] = add_f32(acc[u][n][j], shuffle_xor(acc[u][n + half][j], bit * T::kPerWarp));
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int half = kPiece<kType> / 2; half >= 1; half /= 2) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++) {
-#pragma unroll
-      for (int n = 0; n < T::kKept; n++) {
-#pragma unroll
-        for (int j = 0; j < half; j++) acc[u][n][j] = add_f32(acc[u][n][j], acc[u][n][j + half]);
-      }
-    }
-  }
-}
-
-/// Dots of kAtOnce positions with all heads: keys[u] is the thread's first piece of each, 32 pieces apart; q its floats.
-template <int kType, int kHeads, int kAtOnce>
-__device__ __forceinline__ void dots(const uint4* const (&keys)[kAtOnce], const float* q, int chunks,
-                                     float (&out)[kAtOnce][Team<kType, kHeads>::kKept]) {
-  constexpr int kElements = kPiece<kType>;
-  float acc[kAtOnce][kHeads][kElements];
-#pragma unroll
-  for (int u = 0; u < kAtOnce; u++) {
-#pragma unroll
-    for (int n = 0; n < kHeads; n++) {
-#pragma unroll
-      for (int j = 0; j < kElements; j++) acc[u][n][j] = 0.0f;
-    }
-  }
-  for (int i = 0; i < chunks; i++) {
-    float key[kAtOnce][kElements];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++) widen_piece<kType>(keys[u][i * 32], key[u]);
-    const float4* from = reinterpret_cast<const float4*>(q + i * 32 * kHeads);
-#pragma unroll
-    for (int n = 0; n < kHeads; n++) {
-#pragma unroll
-      for (int part = 0; part < kElements / 4; part++) {
-        const float4 four = from[n * (kElements / 4) + part];
-        const float x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int u = 0; u < kAtOnce; u++) {
-#pragma unroll
-          for (int j = 0; j < 4; j++) acc[u][n][4 * part + j] = fma_f32(x[j], key[u][4 * part + j], acc[u][n][4 * part + j]);
-        }
-      }
-    }
-  }
-  fold_team<kType, kHeads, kAtOnce>(acc);
-#pragma unroll
-  for (int u = 0; u < kAtOnce; u++) {
-#pragma unroll
-    for (int n = 0; n < Team<kType, kHeads>::kKept; n++) out[u][n] = add_f32(acc[u][n][0], 0.0f);
-  }
-}
+constexpr int kFinishThreads = 128;
 
 size_t score_shared_bytes(int heads, int chunks, int threads) {
   return size_t(kUnits * chunks * threads) * 16 + size_t(chunks) * 32 * heads * 4 + size_t(threads / 32) * (heads + 1) * 4;
@@ -222,9 +94,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
     for (int n = 0; n < T::kKept; n++) {
       const int head = n ^ flip;
       best[n] = ordered_of(float_of(0xff800000u));
-      scores[n] = head < unit.heads && T::writes(t) ? job.scores + (((unit.item + head) << job.class_bits) + unit.position_class) *
-                                                                       job.per_class + team
-                                                    : nullptr;
+      const int64_t part = ((unit.item + head) << job.class_bits) + unit.position_class;
+      scores[n] = head < unit.heads && T::writes(t) ? job.scores + part * job.per_class + team : nullptr;
     }
     const auto keep = [&](int n, const float(&dot)[T::kKept]) {
       if (team + n * teams >= unit.count) return;
@@ -278,7 +149,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
 }
 
 size_t mix_shared_bytes(int heads) {
-  return size_t(kRingSteps * kDecodeThreads) * 16 + size_t(2 * kDecodeThreads * heads + 16 * heads + heads + kDecodeThreads / 32) * 4;
+  return size_t(kRingSteps * kDecodeThreads) * 16 +
+         size_t(2 * kDecodeThreads * heads + 16 * heads + heads + kDecodeThreads / 32) * 4;
 }
 /// Shared: the ring [step][thread] of 16 bytes, later the mixes to fold; p [2][thread's position][head], sums [lane][head],
 /// maxima [head], flags [warp]. The block has kDecodeThreads / lanes pieces of a value row at a time.
@@ -324,7 +196,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
               if (a.whole_pieces) {
                 copy_async_or_zero<16>(to + s * kThreads, real ? from : a.v, real);
               } else {
-                to[s * kThreads] = real ? piece_by_elements<kType>(from, 0, a.head_dim - piece * kElements) : make_uint4(0, 0, 0, 0);
+                to[s * kThreads] = piece_by_elements<kType>(from, 0, real ? a.head_dim - piece * kElements : 0);
               }
             }
           }
@@ -378,9 +250,10 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
         float* const tile_p = p + (tile & 1) * kThreads * kHeads;
         const bool real = tile * kThreads + tid < unit.count;
 #pragma unroll
-        for (int h = 0; h < kHeads; h++) {
-          tile_p[tid * kHeads + h] = real ? exp_of_difference(sub_f32(next[h], max_of[h])) : 0.0f;
-        }
+        for (int h = 0; h < kHeads; h++) next[h] = sub_f32(next[h], max_of[h]);
+        exp_of_differences(next);
+#pragma unroll
+        for (int h = 0; h < kHeads; h++) tile_p[tid * kHeads + h] = real ? next[h] : 0.0f;
         if (tile + 1 < tiles) load_scores(tile + 1);
         sync_block();
         const int end = (tile + 1) * groups_of_tile < groups ? (tile + 1) * groups_of_tile : groups;
@@ -458,22 +331,6 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
   if (!waited) wait_for_previous();
 }
 
-constexpr int kFinishThreads = 128;
-
-/// Value c of the classes lies at from[c * stride].
-__device__ __forceinline__ float fold_classes(const float* from, int64_t stride, int classes) {
-  float f[16];
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
-    f[i] = i < classes ? from[i * stride] : 0.0f;
-    if (classes > 32) {
-      f[i] = add_f32(add_f32(f[i], from[(i + 32) * stride]), add_f32(from[(i + 16) * stride], from[(i + 48) * stride]));
-    } else if (classes > 16) {
-      f[i] = add_f32(f[i], from[(i + 16) * stride]);
-    }
-  }
-  return add_f32(fold_16(f), 0.0f);
-}
 
 /// Block: a head of a row. Shared: flags [warp].
 __global__ void __launch_bounds__(kFinishThreads) attention_finish_kernel(FinishJob job) {
@@ -509,9 +366,10 @@ int decode_rows(AssayDevice& d, const DecodeJob& job, const char* score_name, co
     return failed(d, ASSAY_REFUSED, "attention: head_dim %d needs more shared memory than the device has", a.head_dim);
   }
   const int blocks = blocks_for(d, int64_t(job.rows) * a.kv_heads * job.head_blocks << job.class_bits, job.which);
-  int result = launch(d, score_name, Overlap::yes, attention_score<kType, kHeads>, dim3(unsigned(blocks)), threads, score_shared, job);
+  const dim3 grid{unsigned(blocks)};
+  int result = launch(d, score_name, Overlap::yes, attention_score<kType, kHeads>, grid, threads, score_shared, job);
   if (result != ASSAY_DONE) return result;
-  result = launch(d, mix_name, Overlap::yes, attention_mix<kType, kHeads>, dim3(unsigned(blocks)), kDecodeThreads, mix_shared, job);
+  result = launch(d, mix_name, Overlap::yes, attention_mix<kType, kHeads>, grid, kDecodeThreads, mix_shared, job);
   if (result != ASSAY_DONE) return result;
   return attention_finish(d, {a, job.partial, job.sums, job.first, job.rows, job.class_bits, job.which});
 }

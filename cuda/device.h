@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda/prim.cuh"
@@ -26,6 +27,7 @@ struct AssayDevice {
   AssayCounters counters{};
   AssayLimits limits{};            // what scratch holds (reserve)
   bool capturing = false;
+  bool weights_written = false;    // by the kernel before: the next one may not start early, since it would read them then
   std::unordered_map<const void*, size_t> raised;  // by kernel: bytes of shared memory that it was allowed, above 48 KiB
   struct Scratch {                 // of reserve(), by purpose; an op fails where it is too small
     std::byte* memory = nullptr;
@@ -68,8 +70,9 @@ int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(
   d.variant += variant;
   d.counters.launches++;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return failed(d, ASSAY_ERROR, "%s: empty grid", variant);
+  const bool early = overlap == Overlap::yes && !std::exchange(d.weights_written, false);
 #ifdef ASSAY_SIMT
-  CUDA_TRY(d, simt::enqueue(d.stream, variant, grid, unsigned(threads), shared, overlap == Overlap::yes,
+  CUDA_TRY(d, simt::enqueue(d.stream, variant, grid, unsigned(threads), shared, early,
                             [=] { kernel(static_cast<P>(args)...); }));
   return ASSAY_DONE;
 #else
@@ -89,7 +92,7 @@ int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = overlap == Overlap::yes && d.architecture >= 90 ? 1 : 0;
+  config.numAttrs = early && d.architecture >= 90 ? 1 : 0;
   CUDA_TRY(d, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
   return ASSAY_DONE;
 #endif

@@ -19,7 +19,7 @@ constexpr size_t few_stage_bytes(int32_t type, int threads) {
   return kFewStageX + (size_t)kFewRows * float_words(type) * 16 * threads;
 }
 
-/// Shared: stages of x, [token][half of the eight][t] 16 bytes, and weights, [row][word][thread] 16 bytes.
+/// Shared: stages of x, [token][place_of_x4], and weights, [row][word][thread] 16 bytes.
 template <int32_t kType>
 __global__ __launch_bounds__(32 * kFewWarps) void float_few_kernel(FloatMatrices m, const float* x, int tokens, bool aligned) {
   SHARED_BYTES(shared);
@@ -73,20 +73,9 @@ __global__ __launch_bounds__(32 * kFewWarps) void float_few_kernel(FloatMatrices
       if (x_at.k == 0) x_token = x_at.task % groups * kFewTokens;
       float4* to = reinterpret_cast<float4*>(shared + x_at.stage * stage_bytes);
       for (int i = (int)threadIdx.x; i < kFewTokens * 64; i += threads) {
-        const int k = x_at.k + 4 * (i % 64);
-        float4* place = to + (i / 64 * 2 + i % 2) * 32 + i % 64 / 2;
-        const float* source = x + (int64_t)(x_token + i / 64) * columns + k;
         const bool token_real = x_token + i / 64 < tokens;
-        if (aligned) {
-          const bool real = token_real && k < columns;
-          copy_async_or_zero<16>(place, real ? source : x, real);
-          continue;
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const bool real = token_real && k + e < columns;
-          copy_async_or_zero<4>(reinterpret_cast<float*>(place) + e, real ? source + e : x, real);
-        }
+        const float* row = token_real ? x + (int64_t)(x_token + i / 64) * columns : x;
+        copy_x4(to + place_of_x4((unsigned)i), row, x_at.k + 4 * (i % 64), columns, token_real, aligned);
       }
       advance(x_at);
     }

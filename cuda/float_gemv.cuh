@@ -21,11 +21,14 @@ constexpr int64_t gemv_x_bytes(int32_t type, int columns) {
   return (columns + batch - 1) / batch * batch * 4;
 }
 
-/// x into shared memory: [chunk][half of the eight][t], 16 bytes each, so that neither half has bank conflicts.
+/// x into shared memory, zeros behind its end.
 __device__ __forceinline__ void stage_x(const float* x, int columns, int64_t bytes, bool aligned, float4* xs) {
   for (int i = (int)threadIdx.x; i < bytes / 16; i += (int)blockDim.x) {
-    xs[(i / 64 * 2 + i % 2) * 32 + i % 64 / 2] = load_x4(x, 4 * (int64_t)i, columns, aligned);
+    copy_x4(xs + place_of_x4((unsigned)i), x, 4 * i, columns, true, aligned);
   }
+  copy_commit();
+  copy_wait<0>();
+  sync_block();
 }
 
 /// Shared: x.
@@ -70,7 +73,6 @@ __global__ __launch_bounds__(32 * kGemvWarps, 2) void float_gemv_kernel(FloatMat
   read(odd);
   wait_for_previous();
   stage_x(x, columns, gemv_x_bytes(kType, columns), aligned, xs);
-  sync_block();
 
   int number = first, k = 0;
   Added added{};
@@ -113,7 +115,6 @@ __global__ __launch_bounds__(32 * kGemvWarps) void float_gemv_quantised_kernel(F
   let_next_start();
   wait_for_previous();
   stage_x(x, m.columns, gemv_x_bytes(kAnyQuantised, m.columns), aligned, xs);
-  sync_block();
   for (int number = first; number < m.total; number += stride) {
     const FloatRow row = row_of(m, number);
     float acc[8] = {};

@@ -69,7 +69,8 @@ std::string check(Rng& rng, const Case& c, int64_t shift = 0) {
   device.ok(device.module().linear(device, &a));
   const std::string variant = device.variant();
   for (size_t i = 0; i < c.types.size(); i++) {
-    EXPECT_TRUE(same_rows((c.in_place ? residual : y)[i].download(), want[i], c.outputs[i])) << text(c) << " " << variant << " matrix " << i;
+    EXPECT_TRUE(same_rows((c.in_place ? residual : y)[i].download(), want[i], c.outputs[i]))
+        << text(c) << " " << variant << " matrix " << i;
   }
   return variant;
 }

@@ -73,6 +73,23 @@ __device__ __forceinline__ float4 load_x4(const float* x, int64_t k, int64_t col
                      k + 3 < columns ? x[k + 3] : 0.0f);
 }
 
+/// The same into shared memory, asynchronously. Where !row_real, zeros; `x` must be a valid address then, too.
+__device__ __forceinline__ void copy_x4(float4* place, const float* x, int k, int columns, bool row_real, bool aligned) {
+  if (aligned) {
+    const bool real = row_real && k < columns;
+    copy_async_or_zero<16>(place, real ? x + k : x, real);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    const bool real = row_real && k + e < columns;
+    copy_async_or_zero<4>(reinterpret_cast<float*>(place) + e, real ? x + k + e : x, real);
+  }
+}
+/// Where element 4 i of a row lies in shared memory, in units of four floats: [chunk of 256][half of an eight][thread]. A warp
+/// whose thread t reads the eight at 8 t of a chunk, one half after the other, meets no bank conflict.
+__device__ __forceinline__ int place_of_x4(unsigned i) { return (int)((i / 64 * 2 + i % 2) * 32 + i % 64 / 2); }
+
 /// acc[i] = fma(w[i], x[i], acc[i]): eight accumulators one step on.
 __device__ __forceinline__ void step_eight(float* acc, const float* w, float4 low, float4 high) {
   acc[0] = fma_f32(w[0], low.x, acc[0]);

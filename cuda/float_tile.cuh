@@ -61,7 +61,8 @@ __global__ __launch_bounds__(kTileThreads) void float_tile_kernel(FloatMatrices 
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i++) {
-        words[i] = real && row_real ? load_once(reinterpret_cast<const uint4*>(copied_w + k * (kWords * 2)) + i) : make_uint4(0, 0, 0, 0);
+        const uint4* from = reinterpret_cast<const uint4*>(copied_w + (int64_t)k * (kWords * 2)) + i;
+        words[i] = real && row_real ? load_once(from) : make_uint4(0, 0, 0, 0);
       }
     }
     low = high = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -32,6 +32,7 @@ struct Graph {
 struct ModuleDevice : AssayDevice {
   AssayCounters before_capture{};
   std::vector<void*> released, released_host;
+  std::vector<cudaEvent_t> marks;
 };
 ModuleDevice& of(AssayDevice* d) { return *static_cast<ModuleDevice*>(d); }
 
@@ -109,6 +110,8 @@ void close(AssayDevice* device) noexcept {
   for (void* memory : d->released_host) cudaFreeHost(memory);
   cudaFree(d->quantised.memory);
   cudaFree(d->attention.memory);
+  for (cudaEvent_t e : d->marks)
+    if (e) cudaEventDestroy(e);
   if (d->stream) cudaStreamDestroy(d->stream);
 }
 int open(int32_t ordinal, AssayDevice** device) noexcept {
@@ -231,6 +234,32 @@ int fill(AssayDevice* device, void* memory, int32_t byte, uint64_t bytes) noexce
     return int(ASSAY_DONE);
   });
 }
+int copy(AssayDevice* device, void* to, const void* from, uint64_t bytes) noexcept {
+  return guarded(device, [&](ModuleDevice& d) {
+    if (bytes) CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, d.stream));
+    return int(ASSAY_DONE);
+  });
+}
+int mark(AssayDevice* device, int32_t place) noexcept {
+  return guarded(device, [&](ModuleDevice& d) {
+    if (place < 0 || place > 4095) return failed(d, ASSAY_ERROR, "mark %d is outside of 0 to 4095", place);
+    while (int32_t(d.marks.size()) <= place) {
+      d.marks.push_back(nullptr);
+      CUDA_TRY(d, cudaEventCreate(&d.marks.back()));
+    }
+    CUDA_TRY(d, cudaEventRecord(d.marks[size_t(place)], d.stream));
+    return int(ASSAY_DONE);
+  });
+}
+int elapsed(AssayDevice* device, int32_t from, int32_t to, double* seconds) noexcept {
+  return guarded(device, [&](ModuleDevice& d) {
+    if (from < 0 || to < 0 || std::max(from, to) >= int32_t(d.marks.size())) return failed(d, ASSAY_ERROR, "no such mark");
+    float milliseconds = 0;
+    CUDA_TRY(d, cudaEventElapsedTime(&milliseconds, d.marks[size_t(from)], d.marks[size_t(to)]));
+    *seconds = double(milliseconds) / 1000;
+    return int(ASSAY_DONE);
+  });
+}
 int finish(AssayDevice* device) noexcept {
   return guarded(device, [&](ModuleDevice& d) { return d.capturing ? while_capturing(d, "finish") : synchronise(d); });
 }
@@ -331,7 +360,9 @@ int pack_weight(AssayDevice* device, int32_t type, int64_t rows, int64_t columns
   return guarded(
       device,
       [&](ModuleDevice& d) {
-        return weight_bytes(&d, type, rows, columns) ? pack(d, type, rows, columns, raw, packed) : int(ASSAY_REFUSED);
+        const int result = weight_bytes(&d, type, rows, columns) ? pack(d, type, rows, columns, raw, packed) : int(ASSAY_REFUSED);
+        d.weights_written = true;
+        return result;
       },
       true);
 }
@@ -368,7 +399,10 @@ constexpr AssayModule kModule = {
     .upload = upload,
     .download = download,
     .fill = fill,
+    .copy = copy,
     .finish = finish,
+    .mark = mark,
+    .elapsed = elapsed,
     .reserve = reserve,
     .capture_begin = capture_begin,
     .capture_end = capture_end,

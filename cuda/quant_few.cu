@@ -172,7 +172,9 @@ __global__ void __launch_bounds__(kFewThreads, 2) few(const FewArgs a) {
               w.set(i, *reinterpret_cast<const uint32_t*>(at), second_part, upper, q, scale, u ? super[i].y : super[i].x);
             }
             const float of_two[2] = {x[u].scale.x, x[u].scale.y}, sum_of_two[2] = {x[u].sum.x, x[u].sum.y};
-            w.add(acc[half], x[u].b, of_two, sum_of_two);
+            typename WeightFragment<kType, kDigits>::Dots dots;
+            w.multiply(dots, x[u].b);
+            w.add(acc[half], dots, of_two, sum_of_two);
           }
         }
       }

@@ -7,10 +7,10 @@
 // that one accumulator per output is enough; a finished lane is folded like a binary counter counts: even lanes wait in
 // registers, pairs and fours in shared memory, private to the thread, until their neighbours are there.
 //
-// Step: two groups of a lane (blocks b and b + 1), copied asynchronously, kStages in flight. Bytes per step and block: weights
-// 2 * 128 * 16 (a piece of 16 bytes per row: half a sector of L2, the price of a layout with which one row streams best),
-// activations 2 * 128 * 32 bytes a digit, from L2. Weights come from device memory once, in the best case: blocks that share
-// rows are neighbours in the grid.
+// Step: two pairs of groups of a lane (blocks b .. b + 3; one pair where two would not fit), copied asynchronously, kStages in
+// flight. Bytes per group and block: weights 128 * 16 (a piece of 16 bytes per row: half a sector of L2, the price of a layout
+// with which one row streams best), activations 128 * 32 a digit, from L2. Weights come from device memory once, in the best
+// case: blocks that share rows are neighbours in the grid.
 //
 // PRECOND: quantise_tokens() wrote chunks of 128. Any rows, columns a multiple of 32, any outputs.
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace assay {
 
-constexpr int kGemmThreads = 256, kTileRows = 128, kStepBlocks = 2;
+constexpr int kGemmThreads = 256, kTileRows = 128, kPairBlocks = 2;
 /// Of one of the two partial sums per output that wait in shared memory.
 constexpr int kParkBytes = kTileRows * kTileTokens * 4, kGemmShared = 227 << 10;
 
@@ -37,90 +37,104 @@ struct GemmArgs {
   float* y;
 };
 
-/// Bytes of a stage in shared memory: codes [block][part][row] 16, high [block][row], scales [row][block], super [row][block] 4,
-/// codes of x [block][digit][pair][thread] 16, scales and sums of x [block][token] as quantise.cuh orders tokens.
-template <int32_t kType, int kDigits>
-struct GemmStage {
+/// Bytes of a stage of kPairs pairs of blocks: codes [block][part][row] 16, high [block][row], scales [row][block], super
+/// [row][block] 4, codes of x [block][digit][pair of eights][thread] 16, scales and sums of x [block][token] in the order of
+/// quantise.cuh.
+template <int32_t kType, int kDigits, int kPairs>
+struct GemmStageOf {
+  static constexpr int kBlocks = kPairs * kPairBlocks;
   static constexpr int kParts = type_code_parts(kType), kHighBytes = type_high_bytes(kType);
-  static constexpr int kScaleBytes = kStepBlocks * type_scale_bytes(kType);
-  static constexpr int kHigh = kStepBlocks * kParts * kTileRows * 16, kScales = kHigh + kStepBlocks * kTileRows * kHighBytes;
-  static constexpr int kSuper = kScales + kTileRows * kScaleBytes, kX = kSuper + (type_k_quant(kType) ? kTileRows * 8 : 0);
-  static constexpr int kXBytes = kStepBlocks * kDigits * kTileTokens * 32, kXScales = kX + kXBytes;
-  static constexpr int kXSums = kXScales + kStepBlocks * kTileTokens * 4;
-  static constexpr int kBytes = kXSums + (type_has_minimum(kType) ? kStepBlocks * kTileTokens * 4 : 0);
+  static constexpr int kScaleBytes = kBlocks * type_scale_bytes(kType), kSuperBytes = type_k_quant(kType) ? kBlocks * 4 : 0;
+  static constexpr int kHigh = kBlocks * kParts * kTileRows * 16, kScales = kHigh + kBlocks * kTileRows * kHighBytes;
+  static constexpr int kSuper = kScales + kTileRows * kScaleBytes, kX = kSuper + kTileRows * kSuperBytes;
+  static constexpr int kXBlock = kDigits * kTileTokens * 32, kXScales = kX + kBlocks * kXBlock;
+  static constexpr int kXSums = kXScales + kBlocks * kTileTokens * 4;
+  static constexpr int kBytes = kXSums + (type_has_minimum(kType) ? kBlocks * kTileTokens * 4 : 0);
   static constexpr int kFit = (kGemmShared - 2 * kParkBytes) / kBytes, kStages = kFit < 4 ? kFit : 4;
   static constexpr int kShared = kStages * kBytes + 2 * kParkBytes;
 };
+template <int32_t kType, int kDigits>
+constexpr int kStepPairs = GemmStageOf<kType, kDigits, 2>::kFit >= 2 ? 2 : 1;
+template <int32_t kType, int kDigits>
+using GemmStage = GemmStageOf<kType, kDigits, kStepPairs<kType, kDigits>>;
 
-/// Where a thread's copies come from; advances by steps and lanes.
+/// What a thread copies, and how far it has come. Of the weights: row tid mod 128, block tid / 128 of each pair, and scales
+/// (threads 0-127) or super (the others) of the row. Of x: every 256th piece of its codes, and a piece of its scales or sums.
+/// Beside the last block of an odd number lies padding: what is read as its codes are those of the next row or plane, which
+/// scales of zero make nothing of, and behind every plane that is read so there are enough bytes of another.
 template <int32_t kType, int kDigits>
 struct GemmFiller {
   using Stage = GemmStage<kType, kDigits>;
-  const unsigned char *codes, *high, *scales, *super, *x;
-  const float *x_scales, *x_sums;
-  int step, steps;  // of the lane
+  static constexpr int kPairs = kStepPairs<kType, kDigits>, kCodesBlock = Stage::kParts * 128;
+  static constexpr int kHighBlock = kBlockGroups * Stage::kHighBytes, kOneScale = type_scale_bytes(kType);
+  const unsigned char *codes, *high, *small, *x;  // small: scales or super
+  const float* x_small;                           // scales or sums
+  int pairs, steps;                               // of a lane
+  int small_step, small_lane;                     // bytes from one to the next
+  int weights_lane, weights_step, x_step;
 
   __device__ __forceinline__ void begin(const GemmArgs& a) {
-    const int tid = (int)threadIdx.x, block = tid / kTileRows;
+    const int tid = (int)threadIdx.x, in_pair = tid / kTileRows;
     const int64_t first = (int64_t)blockIdx.y * kTileRows + tid % kTileRows, row = first < a.outputs ? first : a.outputs - 1;
-    codes = a.weights + row * a.codes_row + block * Stage::kParts * 128;
-    high = a.weights + a.high + row * a.high_row + block * kBlockGroups * Stage::kHighBytes;
-    scales = a.weights + a.scales + row * a.scales_row;
-    super = a.weights + a.super + row * a.super_row;
-    const int64_t chunk = (int64_t)blockIdx.x * a.x.blocks * kBlockGroups;  // in groups of tiles of tokens
-    x = a.x.codes + chunk * kDigits * kTileTokens * 32 + tid * 16;
-    x_scales = a.x.scales + chunk * kTileTokens + tid % 64 * 4;
-    x_sums = a.x.sums + chunk * kTileTokens + tid % 64 * 4;
-    step = 0;
-    steps = a.x.blocks / kStepBlocks;
+    codes = a.weights + row * a.codes_row + in_pair * kCodesBlock;
+    high = a.weights + a.high + row * a.high_row + in_pair * kHighBlock;
+    small = in_pair == 0 ? a.weights + a.scales + row * a.scales_row : a.weights + a.super + row * a.super_row;
+    small_step = in_pair == 0 ? kQuadGroups * kOneScale : Stage::kBlocks * 4;
+    small_lane = in_pair == 0 ? kQuadBlocks * kOneScale : 0;
+    const int64_t groups = (int64_t)blockIdx.x * a.x.blocks * kBlockGroups * kTileTokens;
+    x = a.x.codes + groups * kDigits * 32 + tid * 16;
+    x_small = (in_pair == 0 ? a.x.scales : a.x.sums) + groups + tid % kTileRows * 4;
+    pairs = a.x.blocks / kPairBlocks;
+    steps = (pairs + kPairs - 1) / kPairs;
+    weights_lane = weights_step = x_step = 0;
   }
-  __device__ __forceinline__ void copy_weights(const GemmArgs& a, unsigned char* stage) const {
-    const int tid = (int)threadIdx.x, row = tid % kTileRows, block = tid / kTileRows;
-    // The last block of an odd number has only padding beside it: zeros, and the address of the block before.
-    const bool real = step * kStepBlocks + block < a.blocks;
-    const unsigned char* from = real ? codes : codes - Stage::kParts * 128;
+  __device__ __forceinline__ void copy_weights(unsigned char* stage) {
+    const int tid = (int)threadIdx.x, row = tid % kTileRows, in_pair = tid / kTileRows;
+    const unsigned char* from = codes + (weights_lane * 16 + weights_step * Stage::kBlocks * kCodesBlock);
+    const unsigned char* high_from = high + (weights_lane * Stage::kHighBytes + weights_step * Stage::kBlocks * kHighBlock);
 #pragma unroll
-    for (int part = 0; part < Stage::kParts; part++) {
-      copy_async_or_zero<16>(stage + ((block * Stage::kParts + part) * kTileRows + row) * 16, from + part * 128, real);
+    for (int pair = 0; pair < kPairs; pair++) {
+      if (pair > 0 && weights_step * kPairs + pair >= pairs) break;  // no such pair: nobody reads it
+      const int block = pair * kPairBlocks + in_pair;
+#pragma unroll
+      for (int part = 0; part < Stage::kParts; part++) {
+        copy_async<16>(stage + ((block * Stage::kParts + part) * kTileRows + row) * 16,
+                       from + pair * kPairBlocks * kCodesBlock + part * 128);
+      }
+      if constexpr (Stage::kHighBytes > 0) {
+        copy_async<Stage::kHighBytes>(stage + Stage::kHigh + (block * kTileRows + row) * Stage::kHighBytes,
+                                      high_from + pair * kPairBlocks * kHighBlock);
+      }
     }
-    if constexpr (Stage::kHighBytes > 0) {
-      copy_async_or_zero<Stage::kHighBytes>(stage + Stage::kHigh + tid * Stage::kHighBytes,
-                                            real ? high : high - kBlockGroups * Stage::kHighBytes, real);
-    }
-    if (tid < kTileRows) {
-      copy_async<Stage::kScaleBytes>(stage + Stage::kScales + row * Stage::kScaleBytes, scales);
+    if (in_pair == 0) {  // with one pair a step, two steps share a quad
+      const int at = kPairs == 2 ? weights_step * small_step : weights_step / 2 * small_step + weights_step % 2 * 2 * kOneScale;
+      copy_async<Stage::kScaleBytes>(stage + Stage::kScales + row * Stage::kScaleBytes, small + (at + weights_lane * small_lane));
     } else if constexpr (type_k_quant(kType)) {
-      copy_async<8>(stage + Stage::kSuper + row * 8, super);
+      copy_async<Stage::kSuperBytes>(stage + Stage::kSuper + row * Stage::kSuperBytes, small + weights_step * small_step);
     }
+    if (++weights_step == steps) weights_step = 0, weights_lane++;
   }
-  __device__ __forceinline__ void copy_x(unsigned char* stage) const {
-    const int tid = (int)threadIdx.x;
+  __device__ __forceinline__ void copy_x(unsigned char* stage) {  // blocks and lanes follow each other
+    const int tid = (int)threadIdx.x, piece = tid % kTileRows;
+    const int here = pairs - x_step * kPairs < kPairs ? pairs - x_step * kPairs : kPairs;
 #pragma unroll
-    for (int i = 0; i < Stage::kXBytes; i += 16 * kGemmThreads) copy_async<16>(stage + Stage::kX + i + tid * 16, x + i);
-    if (tid < 64) {
-      copy_async<16>(stage + Stage::kXScales + tid * 16, x_scales);
-    } else if (type_has_minimum(kType) && tid < 128) {
-      copy_async<16>(stage + Stage::kXSums + tid % 64 * 16, x_sums);
+    for (int pair = 0; pair < kPairs; pair++) {
+      if (pair >= here) break;
+#pragma unroll
+      for (int i = pair * kPairBlocks * Stage::kXBlock; i < (pair + 1) * kPairBlocks * Stage::kXBlock; i += 16 * kGemmThreads) {
+        copy_async<16>(stage + Stage::kX + tid * 16 + i, x + i);
+      }
     }
-  }
-  __device__ __forceinline__ void advance_weights() {
-    constexpr int kOne = type_scale_bytes(kType);
-    codes += kStepBlocks * Stage::kParts * 128;
-    high += kStepBlocks * kBlockGroups * Stage::kHighBytes;
-    scales += step % 2 == 0 ? 2 * kOne : kQuadGroups * kOne - 2 * kOne;  // the other half of a quad, the next quad
-    super += kStepBlocks * 4;
-    if (++step == steps) {  // the next lane
-      codes += 16 - (int64_t)steps * kStepBlocks * Stage::kParts * 128;
-      high += Stage::kHighBytes - (int64_t)steps * kStepBlocks * kBlockGroups * Stage::kHighBytes;
-      scales += kQuadBlocks * kOne - (int64_t)(steps / 2) * kQuadGroups * kOne - steps % 2 * 2 * kOne;
-      super -= (int64_t)steps * kStepBlocks * 4;
-      step = 0;
+    if (piece < here * kPairBlocks * kTileTokens / 4) {
+      if (tid < kTileRows) {
+        copy_async<16>(stage + Stage::kXScales + piece * 16, x_small);
+      } else if constexpr (type_has_minimum(kType)) {
+        copy_async<16>(stage + Stage::kXSums + piece * 16, x_small);
+      }
     }
-  }
-  __device__ __forceinline__ void advance_x() {  // lanes follow each other
-    x += Stage::kXBytes;
-    x_scales += kStepBlocks * kTileTokens;
-    x_sums += kStepBlocks * kTileTokens;
+    x += here * kPairBlocks * Stage::kXBlock;
+    x_small += here * kPairBlocks * kTileTokens;
+    x_step = x_step + 1 == steps ? 0 : x_step + 1;
   }
 };
 
@@ -146,15 +160,27 @@ __device__ __forceinline__ void load_fragment(WeightFragment<kType, kDigits>& w,
     } else {
       scale = *reinterpret_cast<const uint16_t*>(s);
     }
-    if constexpr (type_k_quant(kType)) super = *reinterpret_cast<const uint32_t*>(stage + Stage::kSuper + row * 8 + block * 4);
+    if constexpr (type_k_quant(kType)) super = *reinterpret_cast<const uint32_t*>(stage + Stage::kSuper + row * Stage::kSuperBytes + block * 4);
     w.set(i, codes, second_part, upper, q, scale, super);
+  }
+}
+
+/// The thread's 64 sums that wait in shared memory come first.
+__device__ __forceinline__ void add_parked(float* acc, const float4* park) {
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    const float4 p = park[i / 4 * kGemmThreads];
+    acc[i] = add_f32(p.x, acc[i]);
+    acc[i + 1] = add_f32(p.y, acc[i + 1]);
+    acc[i + 2] = add_f32(p.z, acc[i + 2]);
+    acc[i + 3] = add_f32(p.w, acc[i + 3]);
   }
 }
 
 template <int32_t kType, int kDigits>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
   using Stage = GemmStage<kType, kDigits>;
-  constexpr int kStages = Stage::kStages;
+  constexpr int kStages = Stage::kStages, kPairs = kStepPairs<kType, kDigits>;
   SHARED_BYTES(shared);
   const int tid = (int)threadIdx.x, lane = lane_of_warp(), q = lane % 4, warp = tid / 32;
   const int first_row = warp % 4 * 32, first_pair = warp / 4 * 4;  // of the warp, in the block's tile
@@ -166,24 +192,18 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
   const int all_steps = kBlockGroups * filler.steps;
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) {
-    if (i < all_steps) {
-      filler.copy_weights(a, shared + i * Stage::kBytes);
-      filler.advance_weights();
-    }
+    if (i < all_steps) filler.copy_weights(shared + i * Stage::kBytes);
   }
   wait_for_previous();
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) {
-    if (i < all_steps) {
-      filler.copy_x(shared + i * Stage::kBytes);
-      filler.advance_x();
-    }
+    if (i < all_steps) filler.copy_x(shared + i * Stage::kBytes);
     copy_commit();
   }
 
-  float acc[2][8][4], waiting[2][8][4];  // [tile of 16 rows][eight tokens]; an even lane until the odd one is there
+  float acc[64], waiting[64];  // [tile of 16 rows 2][eight tokens 8][4]; an even lane until the odd one is there
 #pragma unroll
-  for (int i = 0; i < 64; i++) acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  for (int i = 0; i < 64; i++) acc[i] = 0.0f;
   int current = 0, ahead = kStages - 1;  // stages: computed, filled next
   for (int rule_lane = 0, done = 0; rule_lane < kBlockGroups; rule_lane++) {
     for (int step = 0; step < filler.steps; step++, done++) {
@@ -191,17 +211,16 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
       sync_block();  // everybody's copies are there, and nobody reads the stage before this one any more
       if (done + kStages - 1 < all_steps) {
         unsigned char* stage = shared + ahead * Stage::kBytes;
-        filler.copy_weights(a, stage);
+        filler.copy_weights(stage);
         filler.copy_x(stage);
-        filler.advance_weights();
-        filler.advance_x();
       }
       copy_commit();
       ahead = ahead + 1 == kStages ? 0 : ahead + 1;
       const unsigned char* stage = shared + current * Stage::kBytes;
       current = current + 1 == kStages ? 0 : current + 1;
 #pragma unroll
-      for (int block = 0; block < kStepBlocks; block++) {
+      for (int block = 0; block < Stage::kBlocks; block++) {
+        if (block == kPairBlocks && step * kPairs + 1 >= filler.pairs) break;
         WeightFragment<kType, kDigits> w[2];
         load_fragment(w[0], stage, block, first_row);
         load_fragment(w[1], stage, block, first_row + 16);
@@ -224,37 +243,32 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
             for (int d = 0; d < kDigits; d++) operand[d] = eight ? make_uint2(b[d].z, b[d].w) : make_uint2(b[d].x, b[d].y);
             const float of_two[2] = {eight ? s.z : s.x, eight ? s.w : s.y};
             const float sum_of_two[2] = {eight ? sum.z : sum.x, eight ? sum.w : sum.y};
-            w[0].add(acc[0][2 * p + eight], operand, of_two, sum_of_two);
-            w[1].add(acc[1][2 * p + eight], operand, of_two, sum_of_two);
+            typename WeightFragment<kType, kDigits>::Dots dots[2];
+            w[0].multiply(dots[0], operand);
+            w[1].multiply(dots[1], operand);
+            w[0].add(acc + (2 * p + eight) * 4, dots[0], of_two, sum_of_two);
+            w[1].add(acc + (8 + 2 * p + eight) * 4, dots[1], of_two, sum_of_two);
           }
         }
       }
     }
     // The lane is finished: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+    if (rule_lane % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      float* sum = acc[i / 8][i % 8];
-      float* even = waiting[i / 8][i % 8];
-      if (rule_lane % 2 == 0) {
+      for (int i = 0; i < 64; i++) waiting[i] = acc[i], acc[i] = 0.0f;
+      continue;
+    }
 #pragma unroll
-        for (int e = 0; e < 4; e++) even[e] = sum[e];
-      } else {
+    for (int i = 0; i < 64; i++) acc[i] = add_f32(waiting[i], acc[i]);
+    if (rule_lane % 4 == 3) add_parked(acc, park);
+    if (rule_lane == 7) {
+      add_parked(acc, park + 16 * kGemmThreads);
+    } else {
+      float4* to = rule_lane == 3 ? park + 16 * kGemmThreads : park;
 #pragma unroll
-        for (int e = 0; e < 4; e++) sum[e] = add_f32(even[e], sum[e]);
-        if (rule_lane % 4 == 3) {
-          const float4 p = park[i * kGemmThreads];
-          sum[0] = add_f32(p.x, sum[0]), sum[1] = add_f32(p.y, sum[1]), sum[2] = add_f32(p.z, sum[2]), sum[3] = add_f32(p.w, sum[3]);
-        }
-        if (rule_lane == 7) {
-          const float4 p = park[(16 + i) * kGemmThreads];
-          sum[0] = add_f32(p.x, sum[0]), sum[1] = add_f32(p.y, sum[1]), sum[2] = add_f32(p.z, sum[2]), sum[3] = add_f32(p.w, sum[3]);
-        } else {
-          park[(rule_lane == 3 ? 16 + i : i) * kGemmThreads] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-        }
-      }
-      if (rule_lane < 7) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) sum[e] = 0.0f;
+      for (int i = 0; i < 64; i += 4) {
+        to[i / 4 * kGemmThreads] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+        acc[i] = acc[i + 1] = acc[i + 2] = acc[i + 3] = 0.0f;
       }
     }
   }
@@ -271,7 +285,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
         const int token = (int)blockIdx.x * kTileTokens + (first_pair * 2 + n / 2) * 8 + 2 * q + n % 2;
         if (token >= a.tokens) continue;
         const int64_t at = (int64_t)token * a.outputs + row;
-        const float v = add_f32(acc[tile][n / 2][2 * i + n % 2], bias);
+        const float v = add_f32(acc[(tile * 8 + n / 2) * 4 + 2 * i + n % 2], bias);
         a.y[at] = a.residual ? add_f32(a.residual[at], v) : v;
       }
     }

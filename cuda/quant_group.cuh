@@ -155,29 +155,33 @@ struct WeightFragment {
       if constexpr (type_terms_of_halves(kType)) one_step[i][1] = one_step_scale<kType>(scales[i].high);
     }
   }
-  /// The terms for 8 tokens: acc[0..1] of row r and tokens 2 q, 2 q + 1, acc[2..3] of row r + 8. b: operand B of each digit; s,
-  /// sum: scales and sums of the two tokens.
-  __device__ __forceinline__ void add(float* acc, const uint2* b, const float* s, const float* sum) const {
-    constexpr int kTerms = type_terms_of_halves(kType) ? 2 : 1;
-    int dot[kTerms][kDigits][4];
+  /// The integer dots with 8 tokens, each with kMagicBits added; [e]: [0..1] row r and tokens 2 q, 2 q + 1, [2..3] row r + 8.
+  static constexpr int kTerms = type_terms_of_halves(kType) ? 2 : 1;
+  struct Dots {
+    int of[kTerms][kDigits][4];
+  };
+  __device__ __forceinline__ void multiply(Dots& dots, const uint2* b) const {  // b: operand B of each digit
 #pragma unroll
     for (int d = 0; d < kDigits; d++) {
       if constexpr (kTerms == 2) {
-        mma_s8_k16(dot[0][d], a[0], a[1], b[d].x, kMagicBits);
-        mma_s8_k16(dot[1][d], a[2], a[3], b[d].y, kMagicBits);
+        mma_s8_k16(dots.of[0][d], a[0], a[1], b[d].x, kMagicBits);
+        mma_s8_k16(dots.of[1][d], a[2], a[3], b[d].y, kMagicBits);
       } else {
-        mma_s8_k32(dot[0][d], a, b[d].x, b[d].y, kMagicBits);
+        mma_s8_k32(dots.of[0][d], a, b[d].x, b[d].y, kMagicBits);
       }
     }
+  }
+  /// Adds their terms to acc, ordered as they are; s, sum: scales and sums of the two tokens.
+  __device__ __forceinline__ void add(float* acc, const Dots& dots, const float* s, const float* sum) const {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const WidenedScales& w = scales[e / 2];
 #pragma unroll
       for (int term = 0; term < kTerms; term++) {
         if constexpr (kDigits == 1) {
-          acc[e] = add_term(acc[e], s[e % 2], one_step[e / 2][term], dot[term][0][e]);
+          acc[e] = add_term(acc[e], s[e % 2], one_step[e / 2][term], dots.of[term][0][e]);
         } else {
-          const int digits[2] = {dot[term][0][e], dot[term][1][e]};
+          const int digits[2] = {dots.of[term][0][e], dots.of[term][1][e]};
           acc[e] = add_term<kType, 2>(acc[e], s[e % 2], term ? w.high : w.low, digits);
         }
       }

@@ -64,7 +64,14 @@ struct State {
   std::vector<std::byte> k, v;
 
   State(Rng& r, KvType t, int64_t head_dim_, int64_t rows_, int64_t rotary_)
-      : rng(r), type(t), slots(3), kv_heads(uniform(r, 1, 3)), context(rows_ + 5), head_dim(head_dim_), rows(rows_), rotary(rotary_) {
+      : rng(r),
+        type(t),
+        slots(3),
+        kv_heads(uniform(r, 1, 3)),
+        context(rows_ + 5),
+        head_dim(head_dim_),
+        rows(rows_),
+        rotary(rotary_) {
     cos = inputs(rng, std::max<int64_t>(1, context * (rotary / 2)));
     sin = inputs(rng, int64_t(cos.size()));
     k.assign(size_t(slots * kv_heads * context * head_dim) * size_of(type), std::byte(0xff));
@@ -104,7 +111,8 @@ void near_overflow(Rng& rng, std::vector<float>& x) {
 
 TEST(CudaRope, HasTheBytesOfTheScalar) {
   Rng rng = seeded(103);
-  for (auto [head_dim, rotary] : {std::pair<int64_t, int64_t>{128, 128}, {128, 32}, {64, 64}, {80, 80}, {96, 24}, {256, 64}, {7, 6}, {33, 2}, {300, 300}, {16, 0}}) {
+  for (auto [head_dim, rotary] : std::vector<std::pair<int64_t, int64_t>>{
+           {128, 128}, {128, 32}, {64, 64}, {80, 80}, {96, 24}, {256, 64}, {7, 6}, {33, 2}, {300, 300}, {16, 0}}) {
     for (bool in_place : {false, true}) {
       State s(rng, KvType::f32, head_dim, uniform(rng, 1, 6), rotary);
       const int64_t heads = uniform(rng, 1, 5), n = s.rows * heads * head_dim;
@@ -114,9 +122,11 @@ TEST(CudaRope, HasTheBytesOfTheScalar) {
       const Device device;
       const Buffer<float> dx(device, x), dy(device, size_t(n)), cos(device, s.cos), sin(device, s.sin);
       const Buffer<AssayPlace> places(device, s.device_places());
-      const AssayRope a{dx.get(), in_place ? dx.get() : dy.get(), places.get(), cos.get(), sin.get(), s.rows, heads, head_dim, rotary};
+      const AssayRope a{dx.get(), in_place ? dx.get() : dy.get(), places.get(), cos.get(), sin.get(), s.rows, heads, head_dim,
+                        rotary};
       device.ok(device.module().rope(device, &a));
-      EXPECT_TRUE(same_rows((in_place ? dx : dy).download(), want, heads * head_dim)) << head_dim << " " << rotary << " " << in_place;
+      EXPECT_TRUE(same_rows((in_place ? dx : dy).download(), want, heads * head_dim))
+          << head_dim << " " << rotary << " " << in_place;
     }
   }
 }
@@ -174,9 +184,12 @@ void check_heads(Rng& rng, const HeadsCase& c) {
   if (c.q_norm) cpu().head_norm({q.data(), q_norm.data(), normed_q.data(), 0, heads, c.head_dim, eps}, 0, s.rows);
   if (c.k_norm) cpu().head_norm({k.data(), k_norm.data(), normed_k.data(), 0, s.kv_heads, c.head_dim, eps}, 0, s.rows);
   auto want_q = poisoned(int64_t(q.size())), turned_k = poisoned(int64_t(k.size()));
-  cpu().rope({normed_q.data(), want_q.data(), s.positions.data(), s.cos.data(), s.sin.data(), heads, c.head_dim, c.rotary}, 0, s.rows);
-  cpu().rope({normed_k.data(), turned_k.data(), s.positions.data(), s.cos.data(), s.sin.data(), s.kv_heads, c.head_dim, c.rotary}, 0,
-             s.rows);
+  const auto turn = [&](const std::vector<float>& from, std::vector<float>& to, int64_t of_heads) {
+    const RopeArgs a{from.data(), to.data(), s.positions.data(), s.cos.data(), s.sin.data(), of_heads, c.head_dim, c.rotary};
+    cpu().rope(a, 0, s.rows);
+  };
+  turn(normed_q, want_q, heads);
+  turn(normed_k, turned_k, s.kv_heads);
   int64_t overflow = kNoOverflow;
   cpu().kv_store({turned_k.data(), v.data(), s.places.data(), s.layer(), s.rows, &overflow}, 0, s.rows);
 
@@ -203,7 +216,8 @@ void check_heads(Rng& rng, const HeadsCase& c) {
 TEST(CudaHeads, HasTheBytesOfNormRopeAndStore) {
   Rng rng = seeded(105);
   for (KvType type : {KvType::f32, KvType::f16, KvType::bf16}) {
-    for (auto [head_dim, rotary] : {std::pair<int64_t, int64_t>{128, 128}, {128, 64}, {64, 64}, {80, 80}, {96, 40}, {256, 256}, {33, 20}, {7, 0}, {300, 290}}) {
+    for (auto [head_dim, rotary] : std::vector<std::pair<int64_t, int64_t>>{
+             {128, 128}, {128, 64}, {64, 64}, {80, 80}, {96, 40}, {256, 256}, {33, 20}, {7, 0}, {300, 290}}) {
       for (bool overflow : {false, true}) {
         const bool norm = uniform(rng, 0, 1) == 1;
         check_heads(rng, {type, head_dim, rotary, norm, norm, uniform(rng, 0, 1) == 1, overflow});
@@ -375,7 +389,8 @@ TEST(CudaSimpleOps, NoRowsAreNoWork) {
 TEST(CudaSimpleOps, WhatTheyCannotDoIsRefused) {
   const Device device;
   const AssayModule& m = device.module();
-  const AssayRope odd{nullptr, nullptr, nullptr, nullptr, nullptr, 1, 2, 64, 33}, wide{nullptr, nullptr, nullptr, nullptr, nullptr, 1, 2, 64, 66};
+  const AssayRope odd{nullptr, nullptr, nullptr, nullptr, nullptr, 1, 2, 64, 33};
+  const AssayRope wide{nullptr, nullptr, nullptr, nullptr, nullptr, 1, 2, 64, 66};
   EXPECT_EQ(m.rope(device, &odd), ASSAY_REFUSED);
   EXPECT_EQ(m.rope(device, &wide), ASSAY_REFUSED);
   const AssayKvStore store{nullptr, nullptr, nullptr, {ASSAY_Q8_0, 0, 1, 1, 8, 64, nullptr, nullptr}, 1, nullptr};
@@ -418,8 +433,8 @@ TEST(CudaSimpleOps, ACapturedChainFollowsIdsAndPlaces) {
 
   const AssayEmbed embed{packed.get(), ids.get(), embedded.get(), s.rows};
   const AssayNorm norm{embedded.get(), w.get(), normed.get(), s.rows, columns, 0, 0, 1e-6f, 0};
-  const AssayHeads turn{normed.get(), normed.get(), embedded.get(), hw.get(), hw.get(), out.get(), places.get(), cos.get(), sin.get(),
-                        s.cache(cache_k.get(), cache_v.get()), s.rows, heads, 64, 1e-6f, 0, seen.get()};
+  const AssayHeads turn{normed.get(), normed.get(), embedded.get(), hw.get(), hw.get(), out.get(), places.get(), cos.get(),
+                        sin.get(), s.cache(cache_k.get(), cache_v.get()), s.rows, heads, 64, 1e-6f, 0, seen.get()};
   const AssayArgmax argmax{out.get(), chosen.get(), s.rows, columns};
   device.ok(m.capture_begin(device));
   device.ok(m.embed(device, &embed));

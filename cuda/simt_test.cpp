@@ -263,13 +263,15 @@ TEST(Simt, AnAccessFarBehindSharedMemoryDiesWithWords) {
 TEST(Simt, AWriteToFreedMemoryIsAFault) {
   expect_fault(
       [](Device& d) {
-        void* memory = nullptr;
+        void *memory = nullptr, *behind = nullptr;
         d.ok(d.module().allocate(d, 1000, &memory));
+        d.ok(d.module().allocate(d, 1000, &behind));
         d.module().release(d, memory);
         queue(d, "write_at", write_at, 1, 0, static_cast<float*>(memory), 7);
         d.module().finish(d);
         d.ok(d.module().allocate(d, 1000, &memory));  // the same addresses
         d.module().release(d, memory);
+        d.module().release(d, behind);
       },
       "was written after it had been freed");
 }

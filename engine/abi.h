@@ -206,7 +206,12 @@ typedef struct AssayModule {
   int (*upload)(AssayDevice*, void* to, const void* host, uint64_t bytes);
   int (*download)(AssayDevice*, void* host, const void* from, uint64_t bytes); /* host memory is valid after finish */
   int (*fill)(AssayDevice*, void* memory, int32_t byte, uint64_t bytes);
+  int (*copy)(AssayDevice*, void* to, const void* from, uint64_t bytes); /* inside the device */
   int (*finish)(AssayDevice*);
+  /* Timing: `mark` notes when the queue reaches this place (0 to 4095); `elapsed` tells the seconds between two marks, after
+     finish. Either may be null. */
+  int (*mark)(AssayDevice*, int32_t place);
+  int (*elapsed)(AssayDevice*, int32_t from, int32_t to, double* seconds);
   int (*reserve)(AssayDevice*, const AssayLimits*); /* grows scratch; a captured graph is void after it returned 1 having grown */
 
   int (*capture_begin)(AssayDevice*);

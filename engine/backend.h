@@ -32,6 +32,7 @@ struct Batch {
   std::vector<int32_t> ids;          // one per row, segment after segment
   std::vector<Segment> segments;
   std::vector<int64_t> logit_rows;   // rising; rows whose logits are computed
+  bool ids_only = false;             // of the logits nothing is wanted but the greedy ids (Engine::greedy)
   int64_t rows() const { return int64_t(ids.size()); }
 };
 
@@ -87,6 +88,18 @@ struct Trace {
   int64_t passes = 0;
   /// Distinct "backend/variant" of all entries, with how many nodes each ran.
   std::vector<std::pair<std::string, int64_t>> variants() const;
+};
+
+/// What the CPU does for a device pass: it owns the host side of values and runs single nodes.
+class HostSide {
+ public:
+  virtual ~HostSide() = default;
+  /// Room for a value on the host, held until drop().
+  virtual float* make(ValueId value, int64_t floats) = 0;
+  virtual const float* value(ValueId value) const = 0;     // null: not on the host
+  virtual void drop(ValueId value) = 0;
+  /// Runs node i on the CPU; its inputs are on the host. Makes its output there.
+  virtual void run(size_t node) = 0;
 };
 
 /// Runs nodes on the CPU, with the kernels of one instruction set and a pool of threads.

@@ -8,6 +8,7 @@
 
 #include "dumps/error.h"
 #include "dumps/text.h"
+#include "engine/device_backend.h"
 #include "engine/numerics.h"
 #include "engine/version.h"
 

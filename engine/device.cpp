@@ -99,6 +99,11 @@ AssayCounters Device::counters() const {
   return c;
 }
 
+uint64_t Device::packed_bytes(const Matrix& m) const {
+  const AssayModule& t = table();
+  return t.weight_bytes && t.pack_weight ? t.weight_bytes(device_, int32_t(m.type), m.rows, m.columns) : 0;
+}
+
 DeviceMemory Device::allocate(size_t bytes, const std::string& what) {
   DeviceMemory m;
   void* p = nullptr;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine/abi.h"
+#include "engine/model.h"
 
 namespace assay {
 
@@ -75,6 +76,8 @@ class Device {
   void download(void* host, const void* from, size_t bytes);   // valid after finish()
   void fill(void* memory, int byte, size_t bytes);
   void finish();
+  /// Bytes of a matrix as the module packs it; 0: it refuses the type or shape.
+  uint64_t packed_bytes(const Matrix& m) const;
   /// True: done; false: refused. An error throws, naming `what`.
   bool done(int result, const std::string& what) const;
 

@@ -30,12 +30,10 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
                               const uint64_t free = device_->free_bytes(), rest = kv + (rope.cos.size() + rope.sin.size()) * 4;
                               return free > rest ? (free - rest) / 10 * 9 : 0;
                             }(),
-                            [&](const Matrix& m) -> uint64_t {
-                              const AssayModule& t = device_->table();
-                              return t.weight_bytes && t.pack_weight ? t.weight_bytes(device_->handle(), int32_t(m.type), m.rows, m.columns) : 0;
-                            }),
+                            [&](const Matrix& m) { return device_->packed_bytes(m); }),
                options_.preload) {
   if (options_.shadow) options_.fused = options_.graph = false;
+  if (options_.timed) options_.graph = false;
   for (const Node& n : program_.nodes)
     if (n.vector) weights_.get(*n.vector);
   if (!rope_.cos.empty()) {
@@ -92,7 +90,7 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
   o.supported = [&](const DeviceStep& s) {
     for (int n : s.nodes)
       if (options_.refuse && options_.refuse(program_.nodes[size_t(n)])) return false;
-    Run r{{none, {}, {}, {}, nullptr, nullptr, 0}, nullptr, *plan, plan->shared, 0, 0, false, {}, nullptr, nullptr, false, nullptr, nullptr, nullptr};
+    Run r{{none, {}, {}, {}, nullptr, nullptr, 0}, nullptr, *plan, plan->shared, 0, 0, false, {}, nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};
     return device_->done(run_step(r, s, true), "a probe of " + program_.nodes[size_t(s.nodes.front())].name());
   };
   plan->steps = plan_steps(program_, o);

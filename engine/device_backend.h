@@ -9,39 +9,16 @@
 
 #include "engine/backend.h"
 #include "engine/device.h"
+#include "engine/device_options.h"
 #include "engine/device_plan.h"
 #include "engine/device_weights.h"
 
 namespace assay {
 
-struct DeviceOptions {
-  std::string module;          // path of the library; empty: no device
-  int ordinal = 0;
-  uint64_t budget = 0;         // bytes for weights (--vram-budget); 0: what the device has free beside everything else
-  bool fused = true;           // groups of nodes as one launch
-  bool graph = true;           // decode passes captured and replayed
-  bool preload = true;         // weights uploaded when the engine is built, not when first needed
-  bool shadow = false;         // node by node, each device op checked against the CPU on the device's own inputs
-  std::function<bool(const Node&)> refuse;   // checks: nodes that the CPU has to do
-  std::function<void(const std::string&)> notice;   // told what a person should know: no device, weights that stream
-};
-
 /// Bytes that an engine holds on its device, by class.
 struct DeviceMemoryUse {
   uint64_t weights = 0, window = 0, kv = 0, values = 0, rope = 0, vectors = 0, inputs = 0;
   uint64_t total() const { return weights + window + kv + values + rope + vectors + inputs; }
-};
-
-/// What the CPU does for a device pass: it owns the host side of values and runs single nodes.
-class HostSide {
- public:
-  virtual ~HostSide() = default;
-  /// Room for a value on the host, held until drop().
-  virtual float* make(ValueId value, int64_t floats) = 0;
-  virtual const float* value(ValueId value) const = 0;     // null: not on the host
-  virtual void drop(ValueId value) = 0;
-  /// Runs node i on the CPU; its inputs are on the host. Makes its output there.
-  virtual void run(size_t node) = 0;
 };
 
 class DeviceBackend {
@@ -63,6 +40,7 @@ class DeviceBackend {
   /// The slot has no positions >= length any more; with poison they are overwritten on the device.
   void truncate(int slot, int64_t length);
 
+  Device& device() { return *device_; }
   const Device& device() const { return *device_; }
   DeviceWeights& weights() { return weights_; }
   const DeviceWeights& weights() const { return weights_; }

@@ -49,6 +49,7 @@ struct DeviceBackend::Run {
   Graph* recording = nullptr;
   const float* logits = nullptr;     // on the device
   bool logits_on_host = false;
+  std::vector<std::pair<size_t, int32_t>> timed;   // trace entries of steps, and their marks: 2 n before, 2 n + 1 behind
   const AssayPlace* places = nullptr;
   const int32_t *ids = nullptr, *logit_index = nullptr;
 };

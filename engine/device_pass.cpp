@@ -135,10 +135,17 @@ bool DeviceBackend::run_all(Run& r) {
       }
     const double start = r.pass.trace ? now() : 0;
     const uint64_t launches = device_->counters().launches;
+    const int32_t mark = int32_t(s % 2048);
+    const bool timed = options_.timed && r.pass.trace && device_->table().mark && r.plan.steps.size() <= 2048;
+    if (timed) device_->done(device_->table().mark(device_->handle(), 2 * mark), "mark");
     if (device_->done(run_step(r, step, false), first.name())) {
       for (ValueId v : step.outputs(program_)) r.on_device[size_t(v)] = true;
       for (int n : step.nodes)
         if (program_.nodes[size_t(n)].op == OpKind::kv_store && !r.capturing) state_is_on_device(r.pass, program_.nodes[size_t(n)].layer);
+      if (timed) {
+        device_->done(device_->table().mark(device_->handle(), 2 * mark + 1), "mark");
+        r.timed.emplace_back(r.pass.trace->entries.size() + step.nodes.size() - 1, mark);
+      }
       note(r, step, device_->counters().launches - launches, r.pass.trace ? now() - start : 0);
       if (options_.shadow) shadow(r, step.nodes[0]);
       if (watched) observe(r, step);
@@ -171,7 +178,8 @@ bool DeviceBackend::run_all(Run& r) {
   }
   if (r.logits && device_->table().argmax) {
     const AssayArgmax a{r.logits, reinterpret_cast<int32_t*>(tail_.as<int64_t>() + caches_.size()), r.logit_rows, model_.config.vocab};
-    if (!device_->done(device_->table().argmax(device_->handle(), &a), "argmax")) device_->fill(a.ids, 0xfe, size_t(r.logit_rows) * 4);
+    if (!device_->done(device_->table().argmax(device_->handle(), &a), "argmax"))
+      throw Error(ErrorKind::io, device_->module().path().string(), "its argmax refuses a row of " + std::to_string(a.columns) + " logits");
   }
   return true;
 }
@@ -200,7 +208,8 @@ const float* DeviceBackend::finish_pass(Run& r) {
   const size_t layers = caches_.size(), tail = layers * sizeof(int64_t) + size_t(r.logits ? r.logit_rows : 0) * sizeof(int32_t);
   greedy_.clear();
   if (tail) device_->download(host_tail_.data(), tail_.data(), tail);
-  if (r.logits) {
+  const bool wanted = r.logits && !(r.pass.batch.ids_only && device_->table().argmax);
+  if (wanted) {
     const size_t bytes = size_t(r.logit_rows * model_.config.vocab) * sizeof(float);
     if (host_logits_.bytes() < bytes) {
       host_logits_ = DeviceMemory();
@@ -223,8 +232,10 @@ const float* DeviceBackend::finish_pass(Run& r) {
   }
   if (!r.logits) return nullptr;
   const auto* ids = reinterpret_cast<const int32_t*>(host_tail_.as<int64_t>() + layers);
-  if (device_->table().argmax && (r.logit_rows == 0 || ids[0] != int32_t(0xfefefefe))) greedy_.assign(ids, ids + r.logit_rows);
-  return host_logits_.as<const float>();
+  if (device_->table().argmax) greedy_.assign(ids, ids + r.logit_rows);
+  if (!wanted && greedy_.empty() && r.logit_rows > 0)
+    throw Error(ErrorKind::internal, "logits", "no ids were chosen on the device, and the logits were not asked for");
+  return wanted ? host_logits_.as<const float>() : nullptr;
 }
 
 const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
@@ -236,7 +247,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   Values& values = graph && pass.observer ? plan.kept : plan.shared;
   const int64_t rows = pass.batch.rows(), logit_rows = int64_t(pass.batch.logit_rows.size());
   prepare(plan, values, rows, logit_rows);
-  Run r{pass, &host, plan, values, rows, logit_rows, false, std::vector<bool>(program_.values.size(), false), nullptr, nullptr, false, nullptr, nullptr, nullptr};
+  Run r{pass, &host, plan, values, rows, logit_rows, false, std::vector<bool>(program_.values.size(), false), nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};
   for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position;
   state_to_device(pass);
   for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position + s.rows;
@@ -284,6 +295,8 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   }
   if (!replayed) body();
   const float* logits = finish_pass(r);
+  for (const auto& [entry, mark] : r.timed)
+    device_->done(t.elapsed(device_->handle(), 2 * mark, 2 * mark + 1, &pass.trace->entries.at(entry).seconds), "elapsed");
   if (r.logits_on_host)
     for (const Node& n : program_.nodes)
       if (n.requested_rows_only) logits = host.value(n.output);

@@ -19,57 +19,82 @@ std::string hex_hash(const void* data, size_t bytes) {
 
 }  // namespace
 
-WeightPlan plan_weights(const Program& program, uint64_t budget, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
-  WeightPlan p;
-  std::set<const std::byte*> seen, embeds_only;
+namespace {
+
+/// Every matrix once, in the order of first use; what the module takes of them.
+struct Matrices {
+  WeightPlan plan;                         // entries, offered, raw_bytes
+  uint64_t all = 0;                        // packed
+  std::set<const std::byte*> tables;       // only embedded from: read a row at a time, never streamed
+  std::set<uint64_t> sizes;                // packed, of those that may stream
+  bool streams(const WeightPlan::Entry& e) const { return e.packed != 0 && !tables.contains(e.matrix->data); }
+  /// What a window of buffers of this size needs, the matrices that are larger resident.
+  uint64_t least_with(uint64_t buffer) const {
+    uint64_t bytes = buffer * kWindowBuffers + plan.raw_bytes;
+    for (const auto& e : plan.entries)
+      if (streams(e) && e.packed > buffer) bytes += e.packed;
+    return bytes;
+  }
+};
+
+Matrices matrices_of(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
+  Matrices m;
+  std::set<const std::byte*> seen;
   for (const Node& n : program.nodes)
-    if (n.weight && n.op == OpKind::embed) embeds_only.insert(n.weight->data);
+    if (n.weight && n.op == OpKind::embed) m.tables.insert(n.weight->data);
   for (const Node& n : program.nodes)
-    if (n.weight && n.op != OpKind::embed) embeds_only.erase(n.weight->data);
+    if (n.weight && n.op != OpKind::embed) m.tables.erase(n.weight->data);
   for (const Node& n : program.nodes)
-    if (n.weight && seen.insert(n.weight->data).second) p.entries.push_back({n.weight, packed_bytes(*n.weight), false});
-  uint64_t all = 0, largest_raw = 0;
-  for (const auto& e : p.entries) {
+    if (n.weight && seen.insert(n.weight->data).second) m.plan.entries.push_back({n.weight, packed_bytes(*n.weight), false});
+  for (const auto& e : m.plan.entries) {
     if (e.packed == 0) continue;
-    p.offered++;
-    all += e.packed;
-    largest_raw = std::max<uint64_t>(largest_raw, e.matrix->bytes());
+    m.plan.offered++;
+    m.all += e.packed;
+    m.plan.raw_bytes = std::max<uint64_t>(m.plan.raw_bytes, e.matrix->bytes());
+    if (m.streams(e)) m.sizes.insert(e.packed);
   }
-  p.raw_bytes = largest_raw;
-  if (all + largest_raw <= budget) {
-    for (auto& e : p.entries) e.resident = e.packed != 0;
-    p.resident_bytes = all;
-    p.resident = p.offered;
-    return p;
+  return m;
+}
+
+}  // namespace
+
+BudgetRange budget_range(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
+  const Matrices m = matrices_of(program, packed_bytes);
+  BudgetRange r{m.all + m.plan.raw_bytes, m.all + m.plan.raw_bytes};
+  for (uint64_t size : m.sizes) r.least = std::min(r.least, m.least_with(size));
+  return r;
+}
+
+WeightPlan plan_weights(const Program& program, uint64_t budget, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
+  Matrices m = matrices_of(program, packed_bytes);
+  if (m.all + m.plan.raw_bytes <= budget) {
+    for (auto& e : m.plan.entries) e.resident = e.packed != 0;
+    m.plan.resident_bytes = m.all;
+    m.plan.resident = m.plan.offered;
+    return std::move(m.plan);
   }
-  // A table that only embeds is read a row at a time: it is never streamed, and comes last.
-  const auto streams = [&](const WeightPlan::Entry& e) { return e.packed != 0 && !embeds_only.contains(e.matrix->data); };
-  std::set<uint64_t> sizes;
-  for (const auto& e : p.entries)
-    if (streams(e)) sizes.insert(e.packed);
   WeightPlan best;
-  uint64_t least = UINT64_MAX;
-  for (uint64_t buffer : sizes) {
-    WeightPlan q = p;
+  for (uint64_t buffer : m.sizes) {
+    uint64_t used = m.least_with(buffer);
+    if (used > budget) continue;
+    WeightPlan q = m.plan;
     q.buffer_bytes = buffer;
     q.buffers = kWindowBuffers;
-    uint64_t used = buffer * kWindowBuffers + q.raw_bytes;
-    for (auto& e : q.entries)
-      if (streams(e) && e.packed > buffer) used += e.packed, e.resident = true;   // would not fit a buffer
-    least = std::min(least, used);
-    if (used > budget) continue;
-    for (const bool tables : {false, true})
+    for (auto& e : q.entries) e.resident = m.streams(e) && e.packed > buffer;
+    for (const bool tables : {false, true})   // a table comes last: its rows are few
       for (auto& e : q.entries)
-        if (!e.resident && e.packed != 0 && streams(e) != tables && used + e.packed <= budget) used += e.packed, e.resident = true;
+        if (!e.resident && e.packed != 0 && m.streams(e) != tables && used + e.packed <= budget) used += e.packed, e.resident = true;
     for (const auto& e : q.entries) {
       if (e.resident) q.resident++, q.resident_bytes += e.packed;
-      else if (streams(e)) q.streamed_bytes += e.matrix->bytes();
+      else if (m.streams(e)) q.streamed_bytes += e.matrix->bytes();
     }
     if (best.buffers == 0 || q.resident_bytes > best.resident_bytes) best = std::move(q);
   }
-  if (best.buffers == 0)
+  if (best.buffers == 0) {
+    const BudgetRange r = budget_range(program, packed_bytes);
     throw Error(ErrorKind::usage, "--vram-budget", "neither the weights nor a window of them fit",
-                "at least " + std::to_string(least) + " bytes (" + std::to_string(all + largest_raw) + " hold all)", std::to_string(budget));
+                "at least " + std::to_string(r.least) + " bytes (" + std::to_string(r.all) + " hold all)", std::to_string(budget));
+  }
   return best;
 }
 

@@ -30,6 +30,12 @@ struct WeightPlan {
 /// The window holds what one step reads and the matrix before it.
 inline constexpr int kWindowBuffers = 4;
 
+/// Bytes for weights, window and staging: with all resident, and the least with which anything runs on the device.
+struct BudgetRange {
+  uint64_t least = 0, all = 0;
+};
+BudgetRange budget_range(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes);
+
 /// `budget`: bytes for weights, the window and staging together. Keeps as much resident as fits beside a window; throws
 /// Error{usage} where not even a window fits, with the least that would.
 /// `packed_bytes(matrix)` is the module's answer.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "dumps/error.h"
+#include "engine/device_backend.h"
 #include "engine/ops/common/rope_table.h"
 #include "engine/session.h"
 
@@ -200,8 +201,17 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
     }
   }
   pass_ = nullptr;
+  logits_ = logits;
   for (const Segment& s : batch.segments) lengths_[s.slot] += s.rows;
   return logits;
+}
+
+bool Engine::materialises(const Batch& batch, ValueId value) const { return !device_ || device_->materialises(batch, value); }
+
+int32_t Engine::greedy(int64_t row) const {
+  if (device_ && !device_->greedy().empty()) return device_->greedy()[size_t(row)];
+  const int64_t vocab = model_->config.vocab;
+  return argmax({logits_ + row * vocab, size_t(vocab)}).value_or(-1);
 }
 
 Program& Engine::plantable_program() {

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "engine/backend.h"
-#include "engine/device_backend.h"
+#include "engine/device_options.h"
 #include "engine/model.h"
 #include "engine/program.h"
 
 namespace assay {
+
+class DeviceBackend;
 
 struct EngineOptions {
   Isa isa = best_isa();
@@ -56,7 +58,8 @@ class Engine : private HostSide {
   ~Engine();
 
   /// Runs one physical pass. Segments must start at their slot's length and fit its context (Error{usage} with wanted and found).
-  /// Returns the logits of batch.logit_rows, [n, vocab], valid until the next call.
+  /// Returns the logits of batch.logit_rows, [n, vocab], valid until the next call; null where the batch wants ids only and a
+  /// device chose them.
   const float* forward(const Batch& batch, Observer* observer = nullptr, Trace* trace = nullptr);
 
   const Model& model() const { return *model_; }
@@ -75,9 +78,9 @@ class Engine : private HostSide {
   DeviceBackend* device() const { return device_.get(); }
   const std::string& device_problem() const { return device_problem_; }
   /// Whether a pass of this batch writes the value; false: a fused device step keeps it inside.
-  bool materialises(const Batch& batch, ValueId value) const { return !device_ || device_->materialises(batch, value); }
-  /// Greedy ids of the last pass's logit rows where the device chose them; else empty.
-  std::span<const int32_t> device_greedy() const { return device_ ? device_->greedy() : std::span<const int32_t>(); }
+  bool materialises(const Batch& batch, ValueId value) const;
+  /// The greedy id of one of the last pass's logit rows (0: its first), ties to the lower id; -1 where the row holds a NaN.
+  int32_t greedy(int64_t logit_row) const;
   /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;
 
@@ -100,6 +103,7 @@ class Engine : private HostSide {
   std::vector<int> buffer_of_;                        // per value, -1: not alive
   std::vector<float> gathered_;                       // input rows of logits
   const PassState* pass_ = nullptr;                   // in progress
+  const float* logits_ = nullptr;                     // of the last pass
   std::unique_ptr<DeviceBackend> device_;
   std::string device_problem_;
 };
@@ -115,6 +119,7 @@ struct GenerateOptions {
   bool batch = false;                   // all prompts together, a slot each; else one after another in `slot`
   int slot = 0;
   bool all_logits = false;              // logits of every row (dumps, NLL), not only of the last
+  bool ids_only = false;                // Generated::last_logits stays empty: a device then sends back ids alone
 };
 
 /// The first value that is not finite, in execution order.

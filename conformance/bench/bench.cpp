@@ -84,6 +84,29 @@ double plain_read_gbps(int threads) {
   return best;
 }
 
+double device_copy_gbps(Device& device) {
+  const AssayModule& t = device.table();
+  if (!t.copy || !t.mark || !t.elapsed) return 0;
+  const size_t bytes = std::min<size_t>(size_t(1) << 30, device.free_bytes() / 4);
+  const DeviceMemory from = device.allocate(bytes, "copied from"), to = device.allocate(bytes, "copied to");
+  std::vector<uint64_t> random(std::min<size_t>(bytes, size_t(16) << 20) / 8);
+  std::mt19937_64 rng(1);
+  for (uint64_t& r : random) r = rng();
+  for (size_t at = 0; at < bytes; at += random.size() * 8)
+    device.upload(from.data() + at, random.data(), std::min(bytes - at, random.size() * 8));
+  double best = 0;
+  for (int round = 0; round < 6; round++) {
+    device.done(t.mark(device.handle(), 0), "mark");
+    for (int i = 0; i < 4; i++) device.done(t.copy(device.handle(), to.data(), from.data(), bytes), "copy");
+    device.done(t.mark(device.handle(), 1), "mark");
+    device.finish();
+    double seconds = 0;
+    device.done(t.elapsed(device.handle(), 0, 1, &seconds), "elapsed");
+    if (round > 0) best = std::max(best, 4 * 2.0 * double(bytes) / seconds / 1e9);
+  }
+  return best;
+}
+
 BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   const Config& c = model->config;
   const int64_t longest = std::max(spec.prefill, spec.depth + spec.decode);
@@ -98,6 +121,9 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   Engine engine(model, options);
   report.load_seconds = now() - start;
   report.panel_bytes = engine.backend().panel_bytes();
+  // A trace of a device pass has no times of its own unless they are asked for, and costs the host some.
+  const bool on_device = engine.device() != nullptr, traced = !on_device || options.device.timed;
+  if (on_device) report.device = engine.device()->device().info().name;
   std::mt19937_64 rng(spec.seed);
   const auto id = [&] { return int32_t(rng() % uint64_t(c.vocab)); };
   const auto prompt = [&](int slot, int64_t rows) {
@@ -105,6 +131,7 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
     for (int64_t i = 0; i < rows; i++) b.ids.push_back(id());
     b.segments.push_back({slot, 0, rows, slot, 0});
     b.logit_rows = {rows - 1};
+    b.ids_only = on_device;
     return b;
   };
   const auto clear = [&] {
@@ -121,13 +148,16 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
       const Batch b = prompt(0, spec.prefill);
       Trace trace;
       const double t = now();
-      engine.forward(b, nullptr, &trace);
+      engine.forward(b, nullptr, traced ? &trace : nullptr);
       if (rep > 0) clock.add(now() - t, engine.program(), trace);
     }
     clock.finish();
     report.results.push_back(std::move(r));
   }
-  report.read_gbps = plain_read_gbps(options.threads);
+  if (on_device)
+    report.copy_gbps = device_copy_gbps(engine.device()->device());
+  else
+    report.read_gbps = plain_read_gbps(options.threads);
   if (spec.decode > 0) {
     BenchResult r;
     r.pass = "decode";
@@ -149,9 +179,28 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
           b.segments.push_back({s, spec.depth + step, 1, s, step});
           b.logit_rows.push_back(s);
         }
-        engine.forward(b, nullptr, &trace);
+        b.ids_only = on_device;
+        engine.forward(b, nullptr, traced ? &trace : nullptr);
       }
       if (rep > 0) clock.add(now() - t, engine.program(), trace);
+    }
+    if (on_device) {   // one more repetition, watched
+      clear();
+      if (spec.depth > 0)
+        for (int s = 0; s < options.slots; s++) engine.forward(prompt(s, spec.depth));
+      Trace trace;
+      for (int64_t step = 0; step < std::min<int64_t>(spec.decode, 3); step++) {
+        Batch b;
+        b.pass = Pass::decode;
+        for (int s = 0; s < options.slots; s++) {
+          b.ids.push_back(id());
+          b.segments.push_back({s, spec.depth + step, 1, s, step});
+          b.logit_rows.push_back(s);
+        }
+        b.ids_only = true;
+        engine.forward(b, nullptr, &trace);
+      }
+      r.traffic = trace.traffic.back();
     }
     r.operations *= double(spec.decode);
     clock.finish();
@@ -166,14 +215,23 @@ std::string render(const BenchReport& report, const BenchSpec& spec, const Model
   std::string out = fmt::format("  model      {} ({})\n  setup      {}, {} thread{}, activations {}, cache {}; repacked {:.0f} MB in {:.2f} s\n",
                                 model.provenance.path, model.provenance.quantisation, name_of(o.isa), pool.threads(), pool.threads() == 1 ? "" : "s",
                                 model.quantised() ? name_of(o.activations) : "f32", name_of(o.kv), double(report.panel_bytes) / 1e6, report.load_seconds);
-  out += fmt::format("  plain read {:.2f} GB/s\n\n", report.read_gbps);
+  if (report.device.empty())
+    out += fmt::format("  plain read {:.2f} GB/s\n\n", report.read_gbps);
+  else
+    out += fmt::format("  device     {}, copy {:.0f} GB/s (read + written){}\n\n", report.device, report.copy_gbps,
+                       o.device.timed ? ", timed step by step: no graphs" : "");
+  const double reference = report.device.empty() ? report.read_gbps : report.copy_gbps;
+  const char* reference_name = report.device.empty() ? "plain read" : "copy";
   for (const BenchResult& r : report.results) {
     const auto [low, high] = std::minmax_element(r.all_seconds.begin(), r.all_seconds.end());
     out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})   {:.1f} GOP/s", r.pass, r.tokens_per_second(), double(r.tokens) / *high,
                        double(r.tokens) / *low, r.operations / r.seconds / 1e9);
     if (r.pass == "decode") {
       const double gbps = r.bytes * double(spec.decode) / r.seconds / 1e9;
-      out += fmt::format("   {:.3f} GB per step, {:.2f} GB/s, {:.0f}% of plain read", r.bytes / 1e9, gbps, 100 * gbps / report.read_gbps);
+      out += fmt::format("   {:.3f} GB per step, {:.2f} GB/s, {:.0f}% of {}", r.bytes / 1e9, gbps, 100 * gbps / reference, reference_name);
+      if (r.traffic)
+        out += fmt::format("\n           one step: {} launches, {} B up, {} B down, {} allocations, {} frees, {} syncs", r.traffic->launches,
+                           r.traffic->upload_bytes, r.traffic->download_bytes, r.traffic->allocations, r.traffic->frees, r.traffic->syncs);
     }
     out += "\n";
     if (!by_phase) continue;
@@ -208,6 +266,14 @@ std::vector<nlohmann::ordered_json> records(const BenchReport& report, const Ben
                    {"plain_read_gbps", report.read_gbps},
                    {"seconds_by_phase", phases},
                    {"seconds_between_nodes", r.gap}});
+    if (report.device.empty()) continue;
+    out.back()["device"] = report.device;
+    out.back()["copy_gbps"] = report.copy_gbps;
+    out.back()["fused"] = spec.engine.device.fused;
+    out.back()["graph"] = spec.engine.device.graph && !spec.engine.device.timed;
+    if (const auto& t = r.traffic)
+      out.back()["one_step"] = {{"launches", t->launches}, {"upload_bytes", t->upload_bytes}, {"download_bytes", t->download_bytes},
+                                {"allocations", t->allocations}, {"frees", t->frees}, {"syncs", t->syncs}, {"replays", t->replays}};
   }
   return out;
 }

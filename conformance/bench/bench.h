@@ -3,9 +3,11 @@
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/device_backend.h"
 #include "engine/session.h"
 
 namespace assay {
@@ -30,12 +32,15 @@ struct BenchResult {
   double operations = 0;                // of one pass (engine/cost.h)
   std::vector<std::pair<std::string, double>> by_phase;  // seconds per repetition, in execution order, layers summed
   double gap = 0;                       // seconds outside of nodes
+  std::optional<PassTraffic> traffic;   // of one steady pass of a device
   double tokens_per_second() const { return double(tokens) / seconds; }
 };
 
 struct BenchReport {
   std::vector<BenchResult> results;
   double read_gbps = 0;                 // plain read of 512 MiB, same threads, best of four, measured between the results
+  double copy_gbps = 0;                 // of the device: copy inside its memory, bytes read plus bytes written; 0: no device
+  std::string device;                   // its name
   size_t panel_bytes = 0;
   double load_seconds = 0;              // of the engine: repacking and caches
 };
@@ -44,6 +49,8 @@ struct BenchReport {
 double plain_read_gbps(int threads);
 /// Error{usage} for lengths the model has no room for.
 BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec);
+/// Copy of 1 GiB of random bytes inside the device's memory, best of five: bytes read plus bytes written, in GB/s.
+double device_copy_gbps(Device& device);
 std::string render(const BenchReport& report, const BenchSpec& spec, const Model& model, bool by_phase);
 std::vector<nlohmann::ordered_json> records(const BenchReport& report, const BenchSpec& spec, const Model& model);
 

@@ -21,6 +21,7 @@ int run(BenchCommand& o) {
   if (!o.by.empty() && o.by != "phase") throw Error(ErrorKind::usage, "--by", "unknown breakdown", "phase", "\"" + o.by + "\"");
   const auto model = o.engine.load(o.model);
   o.engine.apply(o.spec.engine);
+  o.spec.engine.device.timed = o.by == "phase";
   const BenchReport report = bench(model, o.spec);
   if (o.json != "-") std::cout << render(report, o.spec, *model, o.by == "phase");
   if (!o.json.empty()) write_records(o.json, records(report, o.spec, *model));

@@ -68,7 +68,7 @@ struct Selection {
 
 struct CheckCommand {
   Selection selection;
-  std::string root, work, json, junit, isa, shard, module;
+  std::string root, work, json, junit, isa, shard, module, backend = "cpu";
   int threads = 0, repeat = 1;
   KernelRun kernel;
   bool verbose = false, until_fail = false, exact = false, this_cpu = false;
@@ -167,8 +167,10 @@ int list(const ListCommand& o) {
 
 /// What needs no model and no golden: is this build right on this machine? All kernel-scope checks.
 int selftest(CheckCommand o) {
+  if (o.backend != "cpu" && o.backend != "cuda")
+    throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + o.backend + "\"");
   o.selection.scope = "kernel";
-  if (o.selection.device.empty()) o.selection.device = "cpu";
+  o.selection.device = o.backend;
   o.this_cpu = true;
   o.root = "";
   return run(o);
@@ -212,9 +214,11 @@ void add_list(CLI::App& app, int& code) {
 void add_selftest(CLI::App& app, int& code) {
   auto o = std::make_shared<CheckCommand>();
   CLI::App* c = app.add_subcommand("selftest", "is this build right on this machine? every kernel of every instruction set it has");
+  c->add_option("--backend", o->backend, "cpu, or cuda: every kernel of the device module")->capture_default_str();
+  c->add_option("--module", o->module, "the module of --backend cuda (default: libassay_cuda.so beside this program)");
   c->add_option("--json", o->json, "write JSONL records to FILE (-: stdout)");
   c->add_flag("--verbose", o->verbose, "figures of passing checks too");
-  c->footer("Example:\n  assay selftest --verbose");
+  c->footer("Example:\n  assay selftest --verbose\n  assay selftest --backend cuda");
   c->callback([o, &code] { code = selftest(*o); });
 }
 

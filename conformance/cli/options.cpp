@@ -13,6 +13,7 @@
 
 #include "dumps/error.h"
 #include "oracle/window.h"
+#include "engine/device.h"
 #include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/synth.h"
 
@@ -110,6 +111,7 @@ void EngineChoice::add(CLI::App& app) {
   app.add_option("--threads", threads, "0: all cores")->capture_default_str();
   app.add_option("--module", module, "the device module of --backend cuda (default: libassay_cuda.so beside this program)");
   app.add_option("--vram-budget", budget, "bytes of device memory for weights, like 8G; the others stream through a window");
+  app.add_option("--shadow", shadow, "cpu: every op of the device is checked against the CPU on the device's own inputs, byte by byte");
   app.add_flag("--no-fuse", no_fuse, "every node as a launch of its own (the same bytes)");
   app.add_flag("--no-graph", no_graph, "decode passes queued anew each time instead of replayed (the same bytes)");
 }
@@ -129,15 +131,16 @@ void EngineChoice::apply(EngineOptions& options) const {
   options.activations = activations_from_name(activations.value_or("s16"));
   if (!isa.empty()) options.isa = isa_from_name(isa);
   options.threads = threads;
-  const bool device_option = !module.empty() || !budget.empty() || no_fuse || no_graph;
-  if (backend != "cuda" && device_option)
-    throw Error(ErrorKind::usage, !module.empty() ? "--module" : !budget.empty() ? "--vram-budget" : no_fuse ? "--no-fuse" : "--no-graph",
-                "is of a device", "--backend cuda beside it", "--backend " + backend);
+  for (const auto& [given, option] : {std::pair{!module.empty(), "--module"}, {!budget.empty(), "--vram-budget"}, {!shadow.empty(), "--shadow"},
+                                      {no_fuse, "--no-fuse"}, {no_graph, "--no-graph"}})
+    if (given && backend != "cuda") throw Error(ErrorKind::usage, option, "is of a device", "--backend cuda beside it", "--backend " + backend);
+  if (!shadow.empty() && shadow != "cpu") throw Error(ErrorKind::usage, "--shadow", "unknown reference", "cpu", "\"" + shadow + "\"");
   if (backend != "cuda") return;
   options.device.module = module.empty() ? built_module("cuda").string() : module;
   if (!budget.empty()) options.device.budget = bytes_from_text(budget, "--vram-budget");
   options.device.fused = !no_fuse;
   options.device.graph = !no_graph;
+  options.device.shadow = !shadow.empty();
   options.device.notice = [](const std::string& words) { std::cerr << "assay: " << words << std::endl; };
 }
 

@@ -14,7 +14,7 @@ namespace assay::cli {
 
 /// What runs a model, of every command that does. Call add() when the command is declared, the rest when it runs.
 struct EngineChoice {
-  std::string backend = "cpu", kv = "f16", isa, module, budget;
+  std::string backend = "cpu", kv = "f16", isa, module, budget, shadow;
   bool no_fuse = false, no_graph = false;
   std::optional<std::string> activations;
   int threads = 0;

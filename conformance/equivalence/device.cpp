@@ -7,7 +7,8 @@
 
 #include "conformance/equivalence/variants.h"
 #include "conformance/integration/quantised.h"
-#include "engine/formats/synth.h"
+#include "dumps/error.h"
+#include "engine/device_weights.h"
 
 namespace assay {
 namespace {
@@ -24,7 +25,7 @@ DeviceVariant refusing(std::string name, std::function<bool(const Node&)> which)
   return {std::move(name), [which](DumpSpec& s) { s.engine.device.refuse = which; }, which, false};
 }
 
-std::vector<DeviceVariant> device_variants(const Model& model, size_t prompts) {
+std::vector<DeviceVariant> device_variants(const Model& model, const Device& device, size_t prompts) {
   std::vector<DeviceVariant> v;
   v.push_back(variant("fused, graphs", [](DumpSpec&) {}));
   v.push_back(variant("node by node", [](DumpSpec& s) { s.engine.device.fused = s.engine.device.graph = false; }));
@@ -36,24 +37,17 @@ std::vector<DeviceVariant> device_variants(const Model& model, size_t prompts) {
     s.engine.slots = 4;
     s.engine.device.preload = false;
   }));
-  // Room for the window and the largest matrices: the others stream. Tables that only embed stay with the CPU.
-  uint64_t all = 0, largest = 0;
+  // Room for the window and some matrices: the others stream. Tables that only embed may stay with the CPU.
   const Program program = build_program(model);
-  std::set<const std::byte*> seen;
-  for (const Node& n : program.nodes)
-    if (n.weight && seen.insert(n.weight->data).second) {
-      all += n.weight->bytes();
-      if (n.op == OpKind::linear && n.layer >= 0) largest = std::max<uint64_t>(largest, n.weight->bytes());
-    }
-  DeviceVariant streamed = variant("weights streamed", [all](DumpSpec& s) { s.engine.device.budget = all * 9 / 10; });
+  const BudgetRange range = budget_range(program, [&](const Matrix& m) { return device.packed_bytes(m); });
+  DeviceVariant streamed = variant("weights streamed", [range](DumpSpec& s) {
+    s.engine.device.budget = range.least + (range.all - range.least) / 3;
+  });
   streamed.on_cpu = [](const Node& n) { return n.op == OpKind::embed; };
   v.push_back(std::move(streamed));
-  v.push_back(refusing("every third node refused", [nodes = program.nodes.data(), n = program.nodes.size()](const Node& node) {
-    // The engine has a program of its own: a node is told by layer and op.
-    for (size_t i = 0; i < n; i++)
-      if (nodes[i].layer == node.layer && nodes[i].phase == node.phase) return i % 3 == 2;
-    return false;
-  }));
+  std::set<std::pair<int, std::string>> third;
+  for (size_t i = 2; i < program.nodes.size(); i += 3) third.emplace(program.nodes[i].layer, program.nodes[i].phase);
+  v.push_back(refusing("every third node refused", [third](const Node& n) { return third.contains({n.layer, n.phase}); }));
   v.push_back(refusing("everything refused", [](const Node&) { return true; }));
   v.push_back({"no module", [](DumpSpec& s) { s.engine.device.module = "/nowhere/libassay_none.so"; }, nullptr, true});
   return v;
@@ -86,10 +80,8 @@ void check_trace(CheckOutcome& out, const DeviceVariant& v, const DumpSpec& spec
 }
 
 CheckOutcome compare_with_device(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base, const std::string& device,
-                                 const std::vector<DeviceVariant>& variants) {
+                                 const std::shared_ptr<Device>& opened, const std::vector<DeviceVariant>& variants) {
   CheckOutcome out;
-  const auto opened = open_device(c, device, out);
-  if (!opened) return out;
   base.mode = CaptureMode::hash;
   base.out = c.work / "cpu";
   base.replace = true;
@@ -100,7 +92,7 @@ CheckOutcome compare_with_device(const CheckContext& c, std::shared_ptr<const Mo
   options.level = Level::byte_exact;
   options.threads = c.threads;
   base.engine.device.module = (c.module.empty() ? built_module(device) : c.module).string();
-  for (const DeviceVariant& v : variants) {
+  for (const DeviceVariant& v : variants) try {
     DumpSpec spec = base;
     v.apply(spec);
     spec.out = c.work / "device";
@@ -119,7 +111,9 @@ CheckOutcome compare_with_device(const CheckContext& c, std::shared_ptr<const Mo
       if (!base_run.state_hashes[i].empty() && !blind.state_hashes[i].empty() && blind.state_hashes[i] != base_run.state_hashes[i])
         out.fail(where + ": other state");
     }
-  }
+  } catch (const Error& e) {
+      out.fail(v.name + ": " + e.what());
+    }
   out.notes.push_back(fmt::format("{}, {}: {} variants, each {} tensors; digest {}", opened->info().name, opened->info().architecture,
                                   variants.size(), base_dump.tensors().size(), base_dump.digest()));
   return out;
@@ -152,11 +146,14 @@ void add_device_equivalence_checks(std::vector<Check>& out) {
         base.engine.kv = KvType::f16;
         if (emulated && base.requests.size() > 2) base.requests.resize(2);
         for (Request& r : base.requests) r.decode = std::min<int64_t>(r.decode, emulated ? 3 : 8);
-        CheckOutcome all = compare_with_device(c, model, base, device, device_variants(*model, base.requests.size()));
-        if (emulated || !all.not_run.empty()) return all;
+        CheckOutcome all;
+        const auto opened = open_device(c, device, all);
+        if (!opened) return all;
+        all = compare_with_device(c, model, base, device, opened, device_variants(*model, *opened, base.requests.size()));
+        if (emulated) return all;
         for (KvType kv : {KvType::f32, KvType::bf16}) {
           base.engine.kv = kv;
-          const CheckOutcome o = compare_with_device(c, model, base, device, {variant("fused, graphs", [](DumpSpec&) {})});
+          const CheckOutcome o = compare_with_device(c, model, base, device, opened, {variant("fused, graphs", [](DumpSpec&) {})});
           all.compared += o.compared;
           for (const std::string& f : o.failures) all.fail(fmt::format("kv {}: {}", name_of(kv), f));
         }
@@ -168,6 +165,8 @@ void add_device_equivalence_checks(std::vector<Check>& out) {
                              emulated ? Cost::slow : Cost::fast, oc.tensors);
       q.run = [&oc, device](const CheckContext& c) {
         CheckOutcome all;
+        const auto opened = open_device(c, device, all);
+        if (!opened) return all;
         for (WeightType type : quantised_types(oc))
           for (Activations kind : {Activations::s16, Activations::s8, Activations::f32}) {
             DumpSpec base = case_spec(c, oc, false);
@@ -175,10 +174,9 @@ void add_device_equivalence_checks(std::vector<Check>& out) {
             base.engine.activations = kind;
             for (Request& r : base.requests) r.decode = std::min<int64_t>(r.decode, 3);
             const auto model = quantised_case(c, oc, type);
-            std::vector<DeviceVariant> variants = device_variants(*model, base.requests.size());
+            std::vector<DeviceVariant> variants = device_variants(*model, *opened, base.requests.size());
             if (kind != Activations::s16) variants.resize(2);
-            const CheckOutcome o = compare_with_device(c, model, base, device, variants);
-            if (!o.not_run.empty()) return o;
+            const CheckOutcome o = compare_with_device(c, model, base, device, opened, variants);
             all.compared += o.compared;
             for (const std::string& f : o.failures) all.fail(fmt::format("{} {}: {}", id_of(type), name_of(kind), f));
             all.notes.insert(all.notes.end(), o.notes.begin(), o.notes.end());

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -31,7 +32,6 @@ struct State {
   size_t touched = 0;                        // bytes from base that were ever given out, in whole pages
   size_t top = 0;                            // of the last allocation
   uint64_t used = 0, made = 0;
-  bool open = false;
   std::map<std::byte*, Allocation> blocks;   // by the start of the front zone; live and freed ones
   std::map<std::byte*, Allocation>::iterator last = blocks.end();  // found by holds()
   std::string damage;
@@ -105,26 +105,16 @@ void reserve_addresses(State& s) {
     return;
   }
 }
-void protect(State& s, int how) {
-  if (s.touched && mprotect(s.base, s.touched, how) != 0) {
+size_t page() {
+  static const size_t bytes = size_t(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+void protect(std::byte* from, size_t bytes, int how) {
+  if (bytes && mprotect(from, bytes, how) != 0) {
     perror("simt: mprotect of device memory");
     abort();
   }
 }
-/// For as long as it lives memory can be reached, whether a kernel runs or not.
-struct Reach {
-  State& s;
-  bool was;
-  explicit Reach(State& of) : s(of), was(of.open) {
-    if (!was) protect(s, PROT_READ | PROT_WRITE);
-    s.open = true;
-  }
-  ~Reach() {
-    s.open = was;
-    if (!was) protect(s, PROT_NONE);
-  }
-};
-
 [[maybe_unused]] bool intact(const std::byte* from, size_t bytes, uint16_t want) {
   uint16_t v;
   for (size_t i = 0; i + 2 <= bytes; i += 2) {
@@ -144,8 +134,8 @@ Zones zones_of(std::byte* at, const Allocation& a) {
   std::byte* back = start_of(at) + (a.bytes + 1) / 2 * 2;
   return {at, back, size_t(at + a.taken - back)};
 }
-void make(State& s, std::byte* at, Allocation& a) {
-  Reach reach(s);
+void make(std::byte* at, const Allocation& a) {
+  const Open open(at, a.taken);
   unpoison(at, a.taken);
   memset(start_of(at), 0xff, a.bytes);
   const Zones z = zones_of(at, a);
@@ -168,6 +158,19 @@ void check_zones([[maybe_unused]] State& s, [[maybe_unused]] std::byte* at, [[ma
     write_guard(from, bytes);
   }
 #endif
+}
+/// What is free at the end of the arena is no longer part of it: its addresses can't be touched at all.
+void give_back_top(State& s) {
+  while (!s.blocks.empty() && std::prev(s.blocks.end())->second.free) {
+    s.last = s.blocks.end();
+    s.top = size_t(std::prev(s.blocks.end())->first - s.base);
+    s.blocks.erase(std::prev(s.blocks.end()));
+  }
+  const size_t before = s.touched;
+  s.touched = (s.top + page() - 1) / page() * page();
+  if (s.touched == before) return;
+  madvise(s.base + s.touched, before - s.touched, MADV_DONTNEED);
+  protect(s.base + s.touched, before - s.touched, PROT_NONE);
 }
 uint64_t total_from_environment() {
   const char* text = getenv("ASSAY_SIMT_MEMORY");
@@ -192,7 +195,7 @@ void* allocate(size_t bytes) {
       at = i->first;
       a.taken = i->second.taken;
 #ifndef ASSAY_SIMT_ASAN
-      Reach reach(s);
+      const Open open(at, a.taken);
       if (s.damage.empty() && !intact(at, a.taken, 0xffff)) s.damage = words_on(i->second) + " was written after it had been freed";
 #endif
       break;
@@ -201,13 +204,11 @@ void* allocate(size_t bytes) {
     if (s.top + taken > s.room) return nullptr;
     at = s.base + s.top;
     s.top += taken;
-    const size_t pages = (s.top + 4095) / 4096 * 4096;
-    if (s.open) mprotect(s.base, pages, PROT_READ | PROT_WRITE);
-    s.touched = pages;
+    s.touched = (s.top + page() - 1) / page() * page();
   }
   s.blocks[at] = a;
   s.used += a.taken - 2 * kZone;
-  make(s, at, a);
+  make(at, a);
   return start_of(at);
 }
 
@@ -216,14 +217,17 @@ bool release(void* memory) {
   if (!memory) return true;
   auto i = s.blocks.find(static_cast<std::byte*>(memory) - kZone);
   if (i == s.blocks.end() || i->second.free) return false;
-  Reach reach(s);
   Allocation& a = i->second;
-  check_zones(s, i->first, a);
-  unpoison(i->first, a.taken);
-  memset(i->first, 0xff, a.taken);
-  poison(i->first, a.taken);
+  {
+    const Open open(i->first, a.taken);
+    check_zones(s, i->first, a);
+    unpoison(i->first, a.taken);
+    memset(i->first, 0xff, a.taken);
+    poison(i->first, a.taken);
+  }
   a.free = true;
   s.used -= a.taken - 2 * kZone;
+  give_back_top(s);
   return true;
 }
 
@@ -261,17 +265,21 @@ std::string damage() {
   State& s = state();
   for (auto& [at, a] : s.blocks)
     if (!a.free) check_zones(s, at, a);
-  return std::exchange(s.damage, {});
+  return earlier_damage();
 }
+std::string earlier_damage() { return std::exchange(state().damage, {}); }
 
-Open::Open() {
+Open::Open() : from_(state().base), bytes_(state().touched) {
   give_signal_stack();
-  protect(state(), PROT_READ | PROT_WRITE);
-  state().open = true;
+  protect(from_, bytes_, PROT_READ | PROT_WRITE);
 }
-Open::~Open() {
-  state().open = false;
-  protect(state(), PROT_NONE);
+Open::Open(const void* from, size_t bytes) {
+  const State& s = state();
+  auto* first = static_cast<std::byte*>(const_cast<void*>(from));
+  from_ = s.base + size_t(first - s.base) / page() * page();
+  bytes_ = (size_t(first + bytes - from_) + page() - 1) / page() * page();
+  protect(from_, bytes_, PROT_READ | PROT_WRITE);
 }
+Open::~Open() { protect(from_, bytes_, PROT_NONE); }
 
 }  // namespace simt::arena

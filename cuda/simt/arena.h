@@ -26,15 +26,23 @@ bool in_range(const void* address);
 /// "byte 12 of allocation 3 (4096 bytes)"; "" for addresses outside of the arena. Allocates nothing.
 void describe(const void* address, char* text, size_t size);
 
-/// Words on the first guard zone or freed block that was written, or "". Mends it, so that it is told once.
+/// Words on the first guard zone that a kernel wrote, or "". Mends it, so that it is told once. Precondition: all is open.
 std::string damage();
+/// Words on what was found when memory was freed or given out again.
+std::string earlier_damage();
 
-/// Device memory is accessible while one of these lives. Not nested; the caller holds runtime.cpp's lock.
+/// Device memory, or the part of it that holds the bytes given, is accessible while one of these lives. Not nested; the caller
+/// holds runtime.cpp's lock.
 class Open {
  public:
   Open();
+  Open(const void* from, size_t bytes);
   ~Open();
   Open(const Open&) = delete;
+
+ private:
+  std::byte* from_;
+  size_t bytes_;
 };
 
 }  // namespace simt::arena

@@ -1,6 +1,7 @@
 #include "cuda/simt/runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,11 +17,20 @@
 
 namespace simt {
 
-/// One thing queued: a kernel or, where it has no name, a copy or fill.
+/// An event's time is when the queue came to it: of no meaning but its order.
+struct Event {
+  std::chrono::steady_clock::time_point reached;
+};
+
+/// One thing queued: a kernel, an event, or a copy or fill of device memory.
 struct Work {
-  Launch kernel;
-  std::function<std::string()> copy;  // words of what is wrong with it, or ""
-  const std::byte* reads = nullptr;   // host memory that the copy reads
+  Launch kernel;                    // where it has threads
+  Event* event = nullptr;
+  void* device = nullptr;           // written; read where `to` is
+  std::byte* to = nullptr;          // host memory
+  const std::byte* from = nullptr;  // host memory
+  const void* source = nullptr;     // device memory
+  int byte = 0;                     // where there is none of the three
   size_t bytes = 0;
 };
 
@@ -39,11 +49,11 @@ struct Stream {
 
 namespace {
 
-std::recursive_mutex& lock() {
-  static auto* mutex = new std::recursive_mutex;
+std::mutex& lock() {
+  static auto* mutex = new std::mutex;
   return *mutex;
 }
-using Lock = std::lock_guard<std::recursive_mutex>;
+using Lock = std::lock_guard<std::mutex>;
 
 struct Host {
   std::map<const std::byte*, size_t> pinned;
@@ -71,37 +81,66 @@ cudaError_t sticky(const Stream& s) {
   if (s.error != cudaSuccess) last_words = s.words;
   return s.error;
 }
-void fail(Stream& s, cudaError_t error, const std::string& words, uint64_t seed) {
+void fail(Stream& s, cudaError_t error, const std::string& words) {
   if (s.error != cudaSuccess) return;
   s.error = error;
-  s.words = words + " (ASSAY_SIMT_SEED=" + std::to_string(seed) + ")";
+  s.words = words + " (ASSAY_SIMT_SEED=" + std::to_string(number_from("ASSAY_SIMT_SEED", 1)) + ")";
 }
 
-/// Runs all that is queued. A kernel that may overlap runs up to wait_for_previous() before the one queued before it runs.
-void drain(Stream& s) {
-  if (s.queue.empty()) return;
-  const auto queue = std::exchange(s.queue, {});
-  if (s.error != cudaSuccess) return;
+/// Words of what is wrong with it, or "".
+std::string copy(const Work& w) {
+  for (const void* memory : {static_cast<const void*>(w.device), w.source}) {
+    if (!memory || arena::holds(memory, w.bytes)) continue;
+    char text[128];
+    arena::describe(memory, text, sizeof text);
+    return std::string(w.to || w.from || w.source ? "a copy" : "a fill") + " of " + std::to_string(w.bytes) +
+           " bytes outside of an allocation: " + (*text ? text : "host memory?");
+  }
+  if (w.source) {
+    const arena::Open open;
+    memmove(w.device, w.source, w.bytes);
+    return {};
+  }
+  const arena::Open open(w.device, w.bytes);
+  if (w.to)
+    memcpy(w.to, w.device, w.bytes);
+  else if (w.from)
+    memcpy(w.device, w.from, w.bytes);
+  else
+    memset(w.device, w.byte, w.bytes);
+  return {};
+}
+/// Kernels that follow each other. One that may overlap runs up to wait_for_previous() before the one before it runs.
+void run_kernels(Stream& s, const std::shared_ptr<const Work>* first, const std::shared_ptr<const Work>* end) {
   const uint64_t seed = number_from("ASSAY_SIMT_SEED", 1);
   const bool overlap = number_from("ASSAY_SIMT_OVERLAP", 1) != 0;
-  arena::Open open;
+  const auto next_seed = [&] { return seed * 1000003 + ++s.launched; };
+  const arena::Open open;
   StartedPointer early;
-  for (size_t i = 0; i < queue.size() && s.error == cudaSuccess; i++) {
-    const Work& work = *queue[i];
-    StartedPointer now = std::move(early);
-    if (!now) s.launched++;
-    const bool kernels = !work.copy && i + 1 < queue.size() && !queue[i + 1]->copy;
-    std::string words;
-    const uint64_t of_this = seed * 1000003 + s.launched;
-    if (kernels && overlap && may_start_early(queue[i + 1]->kernel)) {
-      s.launched++;
-      early = start(queue[i + 1]->kernel, seed * 1000003 + s.launched);
-    }
-    words = work.copy ? work.copy() : now ? finish(*now) : run(work.kernel, of_this);
-    if (!words.empty()) fail(s, work.copy ? cudaErrorIllegalAddress : cudaErrorLaunchFailure, words, seed);
+  for (auto work = first; work != end && s.error == cudaSuccess; ++work) {
+    const Launch& kernel = (*work)->kernel;
+    const StartedPointer started = std::move(early);
+    if (overlap && work + 1 != end && may_start_early(work[1]->kernel)) early = start(work[1]->kernel, next_seed());
+    std::string words = started ? finish(*started) : run(kernel, next_seed());
+    if (!words.empty()) fail(s, cudaErrorLaunchFailure, words);
     words = arena::damage();
-    if (!words.empty())
-      fail(s, cudaErrorIllegalAddress, words + (work.copy ? " by a copy or fill" : ", found after kernel " + work.kernel.name), seed);
+    if (!words.empty()) fail(s, cudaErrorIllegalAddress, words + ", found after kernel " + kernel.name);
+  }
+}
+/// Runs all that is queued.
+void drain(Stream& s) {
+  const auto queue = std::exchange(s.queue, {});
+  for (size_t i = 0; i < queue.size() && s.error == cudaSuccess;) {
+    size_t kernels = 0;
+    while (i + kernels < queue.size() && queue[i + kernels]->kernel.threads) kernels++;
+    if (kernels) {
+      run_kernels(s, &queue[i], &queue[i] + kernels);
+    } else if (queue[i]->event) {
+      queue[i]->event->reached = std::chrono::steady_clock::now();
+    } else if (const std::string words = copy(*queue[i]); !words.empty()) {
+      fail(s, cudaErrorIllegalAddress, words);
+    }
+    i += std::max<size_t>(kernels, 1);
   }
 }
 void drain_all() {
@@ -123,12 +162,7 @@ cudaError_t submit(Stream& s, Work work, bool at_once) {
 bool still_read(const Stream& s, const void* memory, size_t bytes) {
   const auto* p = static_cast<const std::byte*>(memory);
   return std::any_of(s.queue.begin(), s.queue.end(),
-                     [&](const auto& w) { return w->reads && p < w->reads + w->bytes && w->reads < p + bytes; });
-}
-std::string outside(const char* what, const void* p, size_t bytes) {
-  char text[128];
-  arena::describe(p, text, sizeof text);
-  return std::string(what) + " of " + std::to_string(bytes) + " bytes outside of an allocation: " + (*text ? text : "host memory?");
+                     [&](const auto& w) { return w->from && p < w->from + w->bytes && w->from < p + bytes; });
 }
 /// A call that may not be made while this thread captures.
 bool spoils_capture() {
@@ -145,7 +179,9 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned t
   if (threads == 0 || threads > kThreadLimit || threads % 32 || shared > kSharedLimit || grid.y > 65535 || grid.z > 65535 ||
       grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z)
     return cudaErrorInvalidConfiguration;
-  return submit(*stream, {.kernel = {name, grid, threads, shared, overlap, std::move(body)}, .copy = {}}, false);
+  Work work;
+  work.kernel = {name, grid, threads, shared, overlap, std::move(body)};
+  return submit(*stream, std::move(work), false);
 }
 
 }  // namespace simt
@@ -230,26 +266,53 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   const Lock guard(lock());
   Work work;
-  work.copy = [=]() -> std::string {
-    if (kind == cudaMemcpyDeviceToHost && !arena::holds(from, bytes)) return outside("a copy", from, bytes);
-    if (kind == cudaMemcpyHostToDevice && !arena::holds(to, bytes)) return outside("a copy", to, bytes);
-    memmove(to, from, bytes);
-    return {};
-  };
-  if (kind == cudaMemcpyHostToDevice) work.reads = static_cast<const std::byte*>(from), work.bytes = bytes;
-  if (kind == cudaMemcpyDeviceToHost && !stream->captured && stream->error == cudaSuccess && !still_read(*stream, to, bytes))
-    memset(to, 0xff, bytes);  // until the copy is waited for
-  return submit(*stream, std::move(work), kind == cudaMemcpyHostToDevice && !pinned(from));
+  work.bytes = bytes;
+  if (kind == cudaMemcpyHostToDevice) {
+    work.device = to;
+    work.from = static_cast<const std::byte*>(from);
+    return submit(*stream, std::move(work), !pinned(from));
+  }
+  if (kind == cudaMemcpyDeviceToDevice) {
+    work.device = to;
+    work.source = from;
+    return submit(*stream, std::move(work), false);
+  }
+  if (kind == cudaMemcpyDeviceToDevice) {
+    work.device = to;
+    work.source = from;
+    return submit(*stream, std::move(work), false);
+  }
+  work.device = const_cast<void*>(from);
+  work.to = static_cast<std::byte*>(to);
+  if (!stream->captured && stream->error == cudaSuccess && !still_read(*stream, to, bytes)) memset(to, 0xff, bytes);  // until then
+  return submit(*stream, std::move(work), false);
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream) {
   const Lock guard(lock());
   Work work;
-  work.copy = [=]() -> std::string {
-    if (!arena::holds(to, bytes)) return outside("a fill", to, bytes);
-    memset(to, byte, bytes);
-    return {};
-  };
+  work.device = to;
+  work.byte = byte;
+  work.bytes = bytes;
   return submit(*stream, std::move(work), false);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new Event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const Lock guard(lock());
+  Work work;
+  work.event = event;
+  return submit(*stream, std::move(work), false);
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  *milliseconds = std::chrono::duration<float, std::milli>(to->reached - from->reached).count();
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -274,11 +337,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaErrorStreamCaptureUnsupported;
   }
   drain(*stream);
-  if (stream->error == cudaSuccess) {
-    const arena::Open open;
-    const std::string words = arena::damage();  // of what was freed meanwhile
-    if (!words.empty()) fail(*stream, cudaErrorIllegalAddress, words, number_from("ASSAY_SIMT_SEED", 1));
-  }
+  const std::string words = arena::earlier_damage();
+  if (!words.empty()) fail(*stream, cudaErrorIllegalAddress, words);
   return sticky(*stream);
 }
 
