@@ -28,6 +28,7 @@ std::string_view name_of(Cost c);
 struct KernelRun {
   uint64_t seed = 20240817;
   int64_t only = -1;   // number of the case; -1: all
+  std::string on;      // what check ids call the kernels: "cuda"; empty: their instruction set
 };
 
 /// What every check is told: where the repository's data lies, where it may write, and what the caller forces.
@@ -91,6 +92,9 @@ std::string render_checks_text(const std::vector<nlohmann::ordered_json>& record
 std::string render_junit(const std::vector<nlohmann::ordered_json>& records);
 /// Exit code of a run of several checks: precedence 2, 3, 1, 77, 0; nothing selected: 2.
 int combined_exit_code(const std::vector<CheckResult>& results);
+
+/// Kernel scope of anybody's module (CheckContext::module): each op it offers, judged by bounds. Not in the registry.
+const std::vector<Check>& stranger_checks();   // kernel/device_checks.cpp
 
 class Device;
 /// The device of a check; null, and out.not_run says why, where there is none.

@@ -411,6 +411,7 @@ constexpr AssayModule kModule = {
     .weight_bytes = weight_bytes,
     .pack_weight = pack_weight,
     .unpack_weight = unpack_weight,
+    .operands = nullptr,
     .embed = entry<AssayEmbed, embed>,
     .norm = entry<AssayNorm, norm>,
     .linear = entry<AssayLinear, linear>,

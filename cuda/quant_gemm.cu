@@ -273,22 +273,29 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
     }
   }
 
+  // Element i of a thread: output (tile, row r or r + 8), token (eight, 2 q or 2 q + 1).
+  const int output = (int)blockIdx.y * kTileRows + first_row + lane / 4, token = (int)blockIdx.x * kTileTokens + first_pair * 16 + 2 * q;
+  const auto output_of = [&](int i) { return output + i / 32 * 16 + i % 4 / 2 * 8; };
+  const auto token_of = [&](int i) { return token + i / 4 % 8 * 8 + i % 2; };
+  const auto real = [&](int i) { return output_of(i) < a.outputs && token_of(i) < a.tokens; };
+  float bias[4];  // a sum is never -0: adding +0 changes nothing
 #pragma unroll
-  for (int tile = 0; tile < 2; tile++) {
+  for (int i = 0; i < 4; i++) {
+    const int n = output_of(i / 2 * 32 + i % 2 * 2);
+    bias[i] = a.bias && n < a.outputs ? a.bias[n] : 0.0f;
+  }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int row = (int)blockIdx.y * kTileRows + first_row + 16 * tile + 8 * i + lane / 4;
-      if (row >= a.outputs) continue;
-      const float bias = a.bias ? a.bias[row] : 0.0f;  // a sum is never -0: adding +0 changes nothing
+  for (int i = 0; i < 64; i++) acc[i] = add_f32(acc[i], bias[i / 32 * 2 + i % 4 / 2]);
+  if (a.residual) {  // all loads before the stores, which may be to the same memory
+    float residual[64];
 #pragma unroll
-      for (int n = 0; n < 16; n++) {
-        const int token = (int)blockIdx.x * kTileTokens + (first_pair * 2 + n / 2) * 8 + 2 * q + n % 2;
-        if (token >= a.tokens) continue;
-        const int64_t at = (int64_t)token * a.outputs + row;
-        const float v = add_f32(acc[(tile * 8 + n / 2) * 4 + 2 * i + n % 2], bias);
-        a.y[at] = a.residual ? add_f32(a.residual[at], v) : v;
-      }
-    }
+    for (int i = 0; i < 64; i++) residual[i] = real(i) ? a.residual[(int64_t)token_of(i) * a.outputs + output_of(i)] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; i++) acc[i] = add_f32(residual[i], acc[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 64; i++) {
+    if (real(i)) a.y[(int64_t)token_of(i) * a.outputs + output_of(i)] = acc[i];
   }
 }
 

@@ -225,6 +225,10 @@ typedef struct AssayModule {
   int (*pack_weight)(AssayDevice*, int32_t type, int64_t rows, int64_t columns, const void* raw, void* packed);
   int (*unpack_weight)(AssayDevice*, int32_t type, int64_t rows, int64_t columns, const void* packed, void* raw);
 
+  /* What an op ("linear", "attention") rounds its operands to: "f32", "tf32", "f16", "bf16"; null: f32 everywhere. Bounds for
+     modules that keep another order of sums come from it. */
+  const char* (*operands)(const AssayDevice*, const char* op);
+
   int (*embed)(AssayDevice*, const AssayEmbed*);
   int (*norm)(AssayDevice*, const AssayNorm*);
   int (*linear)(AssayDevice*, const AssayLinear*);

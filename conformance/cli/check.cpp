@@ -38,7 +38,9 @@ struct Selection {
     c.add_option("--device", device, "cpu, simt (the CUDA sources, emulated) or cuda; cuda's checks run only where they are asked for");
     c.add_flag("--all", slow, "slow checks too");
   }
-  std::vector<const Check*> select() const {
+  /// `module` at max_rel: the checks of a stranger's module, else those of the registry.
+  std::vector<const Check*> select(const std::string& module = {}) const {
+    const bool stranger = !module.empty() && level == "max_rel";
     auto known = [](const std::string& value, const char* option, std::initializer_list<std::string_view> names) {
       if (!value.empty() && std::find(names.begin(), names.end(), value) == names.end()) {
         std::string list;
@@ -50,15 +52,18 @@ struct Selection {
     known(level, "--level", {"byte_exact", "max_rel", "greedy_prefix"});
     known(scope, "--scope", {"kernel", "integration"});
     known(device, "--device", {"cpu", "simt", "cuda"});
+    if (stranger && (scope == "integration" || !device.empty()))
+      throw Error(ErrorKind::usage, "--module", "is judged op by op at max_rel", "--scope kernel --level max_rel --module FILE alone",
+                  scope == "integration" ? "--scope integration" : "--device " + device);
     std::vector<const Check*> out;
-    for (const Check& c : registry()) {
+    for (const Check& c : stranger ? stranger_checks() : registry()) {
       if (c.cost == Cost::slow && !slow && c.id != filter) continue;
       if (!kind.empty() && name_of(c.kind) != kind) continue;
       if (!level.empty() && (c.kind != CheckKind::value || name_of(c.level) != level)) continue;
       if (!scope.empty() && (c.kind != CheckKind::value || name_of(c.scope) != scope)) continue;
       if (!family.empty() && c.family != family) continue;
       if (!device.empty() && c.device != device) continue;
-      if (device.empty() && c.device == "cuda" && filter.find("cuda") == std::string::npos) continue;
+      if (!stranger && device.empty() && c.device == "cuda" && filter.find("cuda") == std::string::npos) continue;
       if (!filter.empty() && (filter.find('*') == std::string::npos ? c.id.find(filter) == std::string::npos : !glob_match(filter, c.id))) continue;
       out.push_back(&c);
     }
@@ -75,7 +80,7 @@ struct CheckCommand {
 };
 
 int run(const CheckCommand& o) {
-  std::vector<const Check*> checks = o.selection.select();
+  std::vector<const Check*> checks = o.selection.select(o.module);
   if (o.exact) std::erase_if(checks, [&](const Check* c) { return c->id != o.selection.filter; });
   if (o.this_cpu) std::erase_if(checks, [](const Check* c) { return c->isa && !isa_supported(*c->isa); });
   if (!o.shard.empty()) {
@@ -186,7 +191,7 @@ void add_check(CLI::App& app, int& code) {
   c->add_flag("--this-cpu", o->this_cpu, "leave out kernel checks of instruction sets that this CPU lacks (else: not run, exit 77)");
   c->add_option("--isa", o->isa, "instruction set of the target side (default: the best this CPU has)");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
-  c->add_option("--module", o->module, "the module that checks with --device simt or cuda load (default: the one this build made)");
+  c->add_option("--module", o->module, "a device module: with --scope kernel --level max_rel anybody's, judged by bounds; else what --device simt or cuda loads");
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
   c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
   c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::Range(int64_t(0), int64_t(1) << 40));

@@ -67,6 +67,7 @@ void run_store(KernelBench& b, KvType type, int64_t head_dim, int64_t rows, Valu
                 target = store(b.target, k, v, got, rows, int64_t(b.rng()() % uint64_t(rows + 1)));
   b.bytes("k", want.k, got.k);  // with the poison around the rows
   b.bytes("v", want.v, got.v);
+  if (b.refused()) return;
   if (scalar != target) b.fail(fmt::format("overflow seen at {}, scalar {}", target, scalar));
   const oracle::Matrix64 held[2] = {stored(got.layer, got.layer.k, rows), stored(got.layer, got.layer.v, rows)};
   int64_t first = std::numeric_limits<int64_t>::max();
@@ -105,6 +106,7 @@ void run_attention(KernelBench& b, KvType type, int64_t head_dim, int64_t length
   const std::vector<float> scalar = run(b.scalar, want, 0),
                            y = run(b.target, got, int64_t(b.rng()() % uint64_t(2 * kHeads + 1)));
   b.bytes("element", scalar, y);
+  b.sums(length + head_dim);
 
   const oracle::Matrix64 k64 = stored(got.layer, got.layer.k, length), v64 = stored(got.layer, got.layer.v, length);
   const int64_t positions[2] = {asked[0].position, asked[1].position};

@@ -2,6 +2,8 @@
 // float64. Two modules have checks of their own: "cuda", where there is a device, and "simt", its sources on the CPU.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "conformance/kernel/device_kernels.h"
 #include "conformance/kernel/kernel_check.h"
 #include "dumps/error.h"
@@ -35,13 +37,52 @@ void add_device_kernel_checks(std::vector<Check>& out) {
         const auto d = open_device(c, device, o);
         if (!d) return o;
         DeviceKernels kernels(d);
-        o = e.run(kernels.table(), c.kernel);
+        KernelRun run = c.kernel;
+        run.on = device;
+        o = e.run(kernels.table(), run);
         if (const std::string refused = kernels.refused(); !refused.empty()) o.fail("the module refuses " + refused);
         o.notes.push_back(fmt::format("{}, {}; ran {}", d->info().name, d->info().architecture, kernels.variants()));
         return o;
       };
       out.push_back(std::move(k));
     }
+}
+
+const std::vector<Check>& stranger_checks() {
+  static const std::vector<Check> all = [] {
+    std::vector<Check> out;
+    for (const KernelCheck& e : kernel_checks()) {
+      if (e.member == KernelOp::quantise) continue;
+      Check k;
+      k.id = fmt::format("kernel/{}/module", e.op);
+      k.level = Level::max_rel;
+      k.scope = Scope::kernel;
+      k.family = "-";
+      k.device = "module";
+      k.baseline = "float64, within the bound of any order of sums and of the operand types that the module declares";
+      k.target = "the module's kernel";
+      k.run = [&e](const CheckContext& c) {
+        CheckOutcome o;
+        const auto d = std::make_shared<Device>(DeviceModule::load(c.module), 0);
+        const char* operands = d->table().operands ? d->table().operands(d->handle(), e.op) : nullptr;
+        const std::string type = operands ? operands : "f32";
+        const std::pair<const char*, double> units[] = {{"f32", 0}, {"tf32", 0x1p-10}, {"f16", 0x1p-11}, {"bf16", 0x1p-8}};
+        const auto unit = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return type == u.first; });
+        if (unit == std::end(units))
+          throw Error(ErrorKind::malformed, c.module.string(), fmt::format("declares operands of an unknown type for {}", e.op),
+                      "f32, tf32, f16 or bf16", "\"" + type + "\"");
+        DeviceKernels kernels(d);
+        KernelRun run = c.kernel;
+        run.on = "module --level max_rel --module " + c.module.string();
+        o = e.run_stranger(kernels.table(), run, unit->second, [&] { return kernels.refused(); });
+        o.notes.push_back(fmt::format("{} on {}; operands {}; ran {}", d->table().name ? d->table().name : "?", d->info().name, type, kernels.variants()));
+        return o;
+      };
+      out.push_back(std::move(k));
+    }
+    return out;
+  }();
+  return all;
 }
 
 }  // namespace assay

@@ -47,7 +47,7 @@ class Call {
   void down(void* host, const void* from, size_t bytes) { d_.download(host, from, bytes); }
   AssayWeight weight(const Matrix& m) {
     AssayWeight w{int32_t(m.type), 0, m.rows, m.columns, nullptr};
-    const uint64_t packed = table().weight_bytes(handle(), w.type, m.rows, m.columns);
+    const uint64_t packed = d_.packed_bytes(m);
     if (packed == 0) return w;
     const std::byte* raw = up(m.data, m.bytes());
     std::byte* to = room<std::byte>(packed);
@@ -62,6 +62,12 @@ class Call {
     if (std::memcmp(&want, &l, sizeof l) == 0) return;
     if (table().reserve) d_.done(table().reserve(handle(), &want), "reserve");
     l = want;
+  }
+  /// Whether the module has the op at all.
+  template <class F>
+  bool offered(F* op) {
+    if (!op) s_.refused = op_;
+    return op != nullptr;
   }
   /// True: it ran, and what it wrote may be fetched.
   bool ran(int result) {
@@ -91,6 +97,7 @@ std::vector<AssayPlace> places_of(const RowPlace* places, int64_t rows) {
 void product(const Matrix& w, const float* bias, const float* x, float* y, int64_t tokens, Activations kind, int64_t begin, int64_t end) {
   if (begin >= end) return;
   Call c("linear");
+  if (!c.offered(c.table().linear)) return;
   Matrix part = w;
   part.rows = end - begin;
   part.data = w.row(begin);
@@ -103,11 +110,7 @@ void product(const Matrix& w, const float* bias, const float* x, float* y, int64
   a.bias[0] = bias ? c.up(bias + begin, size_t(part.rows)) : nullptr;
   a.x = c.up(x, size_t(tokens * w.columns));
   a.y[0] = c.room<float>(size_t(tokens * part.rows));
-  if (!a.w[0].data || !c.table().linear) {
-    c.ran(ASSAY_REFUSED);
-    return;
-  }
-  if (!c.ran(c.table().linear(c.handle(), &a))) return;
+  if (!c.ran(!a.w[0].data ? int(ASSAY_REFUSED) : c.table().linear(c.handle(), &a))) return;
   std::vector<float> got(size_t(tokens * part.rows));
   c.down(got.data(), a.y[0], got.size() * sizeof(float));
   c.finish();
@@ -129,8 +132,9 @@ void quant_linear(const QuantLinearArgs& a, int64_t begin, int64_t end) {
 void embed(const EmbedArgs& a, int64_t begin, int64_t end) {
   if (begin >= end) return;
   Call c("embed");
+  if (!c.offered(c.table().embed)) return;
   AssayEmbed e{c.weight(a.table), c.up(a.ids + begin, size_t(end - begin)), c.room<float>(size_t((end - begin) * a.table.columns)), end - begin};
-  if (!e.table.data || !c.table().embed || !c.ran(c.table().embed(c.handle(), &e))) return;
+  if (!c.ran(e.table.data ? c.table().embed(c.handle(), &e) : int(ASSAY_REFUSED))) return;
   c.down(a.y + begin * a.table.columns, e.y, size_t((end - begin) * a.table.columns) * sizeof(float));
   c.finish();
 }
@@ -138,10 +142,11 @@ void embed(const EmbedArgs& a, int64_t begin, int64_t end) {
 void norm(const NormArgs& a, int64_t begin, int64_t end, bool heads) {
   if (begin >= end) return;
   Call c(heads ? "head_norm" : "rms_norm");
+  if (!c.offered(c.table().norm)) return;
   const int64_t columns = heads ? a.heads * a.head_dim : a.columns, rows = end - begin;
   const AssayNorm n{c.up(a.x + begin * columns, size_t(rows * columns)), c.up(a.w, size_t(heads ? a.head_dim : columns)),
                     c.room<float>(size_t(rows * columns)), rows, columns, heads ? a.heads : 0, a.head_dim, a.eps, 0};
-  if (!c.table().norm || !c.ran(c.table().norm(c.handle(), &n))) return;
+  if (!c.ran(c.table().norm(c.handle(), &n))) return;
   c.down(a.y + begin * columns, n.y, size_t(rows * columns) * sizeof(float));
   c.finish();
 }
@@ -151,6 +156,7 @@ void head_norm(const NormArgs& a, int64_t begin, int64_t end) { norm(a, begin, e
 void rope(const RopeArgs& a, int64_t begin, int64_t end) {
   if (begin >= end) return;
   Call c("rope");
+  if (!c.offered(c.table().rope)) return;
   const int64_t columns = a.heads * a.head_dim, rows = end - begin;
   std::vector<AssayPlace> places;
   int64_t last = 0;
@@ -161,7 +167,7 @@ void rope(const RopeArgs& a, int64_t begin, int64_t end) {
   const size_t table = size_t((last + 1) * (a.rotary / 2));
   const AssayRope n{c.up(a.x + begin * columns, size_t(rows * columns)), c.room<float>(size_t(rows * columns)),
                     c.up(places.data(), places.size()), c.up(a.cos, table), c.up(a.sin, table), rows, a.heads, a.head_dim, a.rotary};
-  if (!c.table().rope || !c.ran(c.table().rope(c.handle(), &n))) return;
+  if (!c.ran(c.table().rope(c.handle(), &n))) return;
   c.down(a.y + begin * columns, n.y, size_t(rows * columns) * sizeof(float));
   c.finish();
 }
@@ -177,13 +183,14 @@ struct DeviceCache {
 void kv_store(const KvStoreArgs& a, int64_t begin, int64_t end) {
   if (begin >= end) return;
   Call c("kv_store");
+  if (!c.offered(c.table().kv_store)) return;
   const int64_t columns = a.cache.kv_heads * a.cache.head_dim, rows = end - begin;
   const DeviceCache cache(c, a.cache);
   const std::vector<AssayPlace> places = places_of(a.places + begin, rows);
   const int64_t none = INT64_MAX;
   const AssayKvStore s{c.up(a.k + begin * columns, size_t(rows * columns)), c.up(a.v + begin * columns, size_t(rows * columns)),
                        c.up(places.data(), places.size()), cache.cache, rows, c.up(&none, 1)};
-  if (!c.table().kv_store || !c.ran(c.table().kv_store(c.handle(), &s))) return;
+  if (!c.ran(c.table().kv_store(c.handle(), &s))) return;
   c.down(a.cache.k, cache.cache.k, cache.bytes);
   c.down(a.cache.v, cache.cache.v, cache.bytes);
   int64_t overflow = 0;
@@ -199,6 +206,7 @@ void kv_store(const KvStoreArgs& a, int64_t begin, int64_t end) {
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, float*) {
   if (begin >= end) return;
   Call c("attention");
+  if (!c.offered(c.table().attention)) return;
   const int64_t dim = a.cache.head_dim, first = begin / a.heads, rows = (end + a.heads - 1) / a.heads - first, columns = a.heads * dim;
   const std::vector<AssayPlace> places = places_of(a.places + first, rows);
   int64_t longest = 0;
@@ -207,7 +215,7 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float*) {
   const DeviceCache cache(c, a.cache);
   const AssayAttention n{c.up(a.q + first * columns, size_t(rows * columns)), c.room<float>(size_t(rows * columns)),
                          c.up(places.data(), places.size()), cache.cache, rows, a.heads, longest, a.scale, 0};
-  if (!c.table().attention || !c.ran(c.table().attention(c.handle(), &n))) return;
+  if (!c.ran(c.table().attention(c.handle(), &n))) return;
   std::vector<float> got(size_t(rows * columns));
   c.down(got.data(), n.y, got.size() * sizeof(float));
   c.finish();
@@ -217,11 +225,12 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float*) {
 void binary(const BinaryArgs& a, int64_t begin, int64_t end, bool is_add) {
   if (begin >= end) return;
   Call c(is_add ? "add" : "silu_mul");
+  const auto op = is_add ? c.table().add : c.table().silu_mul;
+  if (!c.offered(op)) return;
   const int64_t rows = end - begin;
   const size_t n = size_t(rows * a.columns);
   const AssayBinary b{c.up(a.a + begin * a.columns, n), c.up(a.b + begin * a.columns, n), c.room<float>(n), rows, a.columns};
-  const auto op = is_add ? c.table().add : c.table().silu_mul;
-  if (!op || !c.ran(op(c.handle(), &b))) return;
+  if (!c.ran(op(c.handle(), &b))) return;
   c.down(a.y + begin * a.columns, b.y, n * sizeof(float));
   c.finish();
 }

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <span>
 #include <string>
@@ -51,6 +52,12 @@ std::vector<float> unwritten(size_t n);
 class KernelBench {
  public:
   KernelBench(const Kernels& target, const KernelRun& run, std::string op);
+  /// A stranger's kernels: bytes are not compared, and bounds are those of any order of sums with operands rounded to a
+  /// type of relative error `unit` (2^-8 bf16, 2^-11 f16, 2^-10 tf32, 0 f32): (2u + u^2 + K 2^-23) sum|w x| for ours of
+  /// 2^-24 (ceil(K/256) + 9) sum|w x|; eight times ours where nothing is summed. `refused()` tells, once, what was refused.
+  void judge_stranger(double unit, std::function<std::string()> refused);
+  /// The next bounds are of sums over k terms; 0: of none.
+  void sums(int64_t k);
   const Kernels& target;
   const Kernels& scalar;
   CheckOutcome out;
@@ -71,6 +78,8 @@ class KernelBench {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t c = 0; c < columns; c++) bound(double(got[size_t(r * columns + c)]), want(r, c), limit(r, c), r, c);
   }
+  /// Whether a stranger's module refused the case: nothing more is said of it.
+  bool refused() const { return refused_now_; }
   void fail(const std::string& line);
   CheckOutcome take();
 
@@ -81,6 +90,11 @@ class KernelBench {
   std::string what_;
   int64_t case_ = -1, ran_ = 0, bounded_ = 0;
   double worst_share_ = 0;
+  bool stranger_ = false;
+  double unit_ = 0, factor_ = 1;
+  std::function<std::string()> refused_;
+  bool refused_now_ = false;
+  int64_t refusals_ = 0;
   std::string worst_;
 };
 
@@ -91,6 +105,8 @@ struct KernelCheck {
   const char* bound;  // the formula, in words
   void (*cases)(KernelBench&);
   CheckOutcome run(const Kernels& target, const KernelRun& run = {}) const;
+  /// Of a module that need not keep our order: by bounds alone (KernelBench::judge_stranger).
+  CheckOutcome run_stranger(const Kernels& target, const KernelRun& run, double unit, std::function<std::string()> refused) const;
 };
 std::span<const KernelCheck> kernel_checks();
 

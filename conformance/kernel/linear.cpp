@@ -31,6 +31,7 @@ void run(KernelBench& b, const Shape& s) {
   b.target.linear(a, cut, s.rows);
   b.bytes("element", scalar, got);
 
+  b.sums(s.columns);
   const oracle::Matrix64 x64 = widened(x, s.tokens);
   const oracle::WeightRows rows = oracle::rows_of(w.wide);
   const oracle::Matrix64 want = oracle::linear(x64, rows, biased ? wide(bias) : std::vector<double>{}, 1),

@@ -22,6 +22,7 @@ void run(KernelBench& b, int64_t width, int64_t heads, bool per_head, Values kin
   (b.target.*kernel)(a, 0, cut);
   (b.target.*kernel)(a, cut, rows);
   b.bytes("element", scalar, got);
+  b.sums(width);
   const oracle::Matrix64 x64 = widened(x, rows), want = oracle::head_norm(x64, heads, width, wide(w), double(kEps));
   std::vector<double> squares(size_t(rows * heads));
   for (size_t i = 0; i < x.size(); i++) squares[i / size_t(width)] += double(x[i]) * double(x[i]);

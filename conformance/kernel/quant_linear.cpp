@@ -62,6 +62,7 @@ void check_shape(KernelBench& b, const QuantShape& s) {
   const auto cut = int64_t(b.rng()() % uint64_t(panels_of(w.matrix) + 1));
   const std::vector<float> got = run(b.target, w.matrix, x, s.tokens, s.kind, added, cut);
   b.bytes("element", run(b.scalar, w.matrix, x, s.tokens, s.kind, added, 0), got);
+  b.sums(columns);
   const oracle::Matrix64 want =
       oracle::linear(widened(x, s.tokens), oracle::rows_of(w.wide), added ? wide(bias) : std::vector<double>{}, 1);
   for (int64_t n = 0; n < s.rows; n++) {
