@@ -76,12 +76,13 @@ int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(
                             [=] { kernel(static_cast<P>(args)...); }));
   return ASSAY_DONE;
 #else
-  if (shared > size_t(48 << 10)) {
-    size_t& so_far = d.raised[reinterpret_cast<const void*>(kernel)];
-    if (so_far < shared) {
-      CUDA_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-      so_far = shared;
-    }
+  const auto [raised, first] = d.raised.try_emplace(reinterpret_cast<const void*>(kernel), size_t(48 << 10));
+  // Kernels with other splits of cache and shared memory can't be on a multiprocessor together: one split for all, so that the
+  // next kernel's blocks move in while this one's end.
+  if (first) CUDA_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  if (raised->second < shared) {
+    CUDA_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    raised->second = shared;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

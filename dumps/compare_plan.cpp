@@ -156,8 +156,9 @@ class Planner {
       used_.insert(t->name);
       return pair(b, *t, {});
     }
-    // What a forward pass leaves behind can't be fused away: a target may not excuse it.
-    const bool outer = n && (n->is_state() || n->pass.empty() || n->phase == "logits" || n->phase == "logits_last" || n->phase == "final_norm");
+    // What a forward pass leaves behind can't be fused away: a target may not excuse it. (final_norm can: into the product behind
+    // it, whose logits are here.)
+    const bool outer = n && (n->is_state() || n->pass.empty() || n->phase == "logits" || n->phase == "logits_last");
     if (target_.is_not_materialised(b.name) && !outer) {
       record(b, Status::skipped, "not_materialised", "not materialised on the target");
       return;
