@@ -44,6 +44,7 @@ const std::vector<Check>& registry() {
     std::vector<Check> out;
     add_kernel_checks(out);
     add_device_kernel_checks(out);
+    add_random_draw_checks(out);
     add_official_checks(out);
     add_bound_checks(out);
     add_oracle_checks(out);

@@ -112,6 +112,7 @@ void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
 void add_quantised_quality_checks(std::vector<Check>& out);       // quality/quantised.cpp
 void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp
 void add_device_kernel_checks(std::vector<Check>& out);         // kernel/device_checks.cpp
+void add_random_draw_checks(std::vector<Check>& out);           // kernel/random_draws.cpp
 void add_device_equivalence_checks(std::vector<Check>& out);    // equivalence/device.cpp
 void add_artifact_checks(std::vector<Check>& out);     // artifact/artifact.cpp
 void add_config_echo_checks(std::vector<Check>& out);  // artifact/config_echo.cpp

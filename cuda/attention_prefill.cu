@@ -33,7 +33,7 @@ __device__ __forceinline__ int quad_lane(int z) { return (z & 1) << 7 | (z & 2) 
 /// 8 elements of a value row: two pieces (f32) or one. Zeros where !real and behind the row's end.
 template <int kType>
 __device__ __forceinline__ void load_values(const AttentionCall& a, const unsigned char* rows, int position, int d, bool real,
-                                            uint4 (&bits)[2]) {
+                                            uint4 (&bits)[8 / kPiece<kType>]) {
   const unsigned char* const row = rows + (int64_t)position * a.head_dim * kElementBytes<kType>;
 #pragma unroll
   for (int i = 0; i < 8 / kPiece<kType>; i++) {
@@ -70,10 +70,10 @@ __device__ __forceinline__ void add_masked(const float* p, const float* values, 
   }
 }
 
-/// Grid: (head * column blocks * classes, window). kAcross threads share 8 rows and have 4 columns each.
+/// Grid: (head * column blocks * classes, window). kAcross threads share 8 rows and have 4 columns each. kWide: the cache is f32.
 /// Shared: parked mixes [level][8][thread] of 16 bytes and sums [level][thread]; p [2][step][row] and values [2][step][column];
 /// maxima [row], sums [row].
-template <int kAcross>
+template <int kAcross, bool kWide>
 __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(PrefillJob job) {
   constexpr int kThreads = kGroups * kAcross, kColumns = 4 * kAcross;
   constexpr int kPerStep = kThreads / kStagedSteps, kStagedRows = kWindowRows / kPerStep;
@@ -125,11 +125,10 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
     const int staged_step = tid / kPerStep, staged_row = tid % kPerStep * kStagedRows, staged_column = tid % kPerStep * 8;
     const float* const scores =
         job.scores + ((tile.index * kGroups + staged_row / kGroupRows) * job.positions) * kGroupRows + staged_row % kGroupRows;
+    const unsigned char* const rows = a.v + run.cached * (kWide ? 4 : 2);
     int staged_quad = 0, staged_block = staged_step / 4, staged_lane = position_class + quad_lane(staged_step % 4);
-    float held_score[kStagedRows], max_here[kStagedRows];
-    uint4 held_values[2];
-#pragma unroll
-    for (int i = 0; i < kStagedRows; i++) max_here[i] = max_of[staged_row + i];
+    float held_score[kStagedRows];
+    uint4 held_values[kWide ? 2 : 1];
     const auto load = [&] {
       while (staged_block >= blocks) {
         staged_block -= blocks;
@@ -147,22 +146,20 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
         held_score[i + 2] = four.z;
         held_score[i + 3] = four.w;
       }
-      const int d = first_column + staged_column;
-      if (job.type == ASSAY_F32) load_values<ASSAY_F32>(a, a.v + run.cached * 4, position, d, real, held_values);
-      if (job.type != ASSAY_F32) load_values<ASSAY_F16>(a, a.v + run.cached * 2, position, d, real, held_values);  // or bf16
+      load_values<kWide ? ASSAY_F32 : ASSAY_F16>(a, rows, position, first_column + staged_column, real, held_values);
       staged_block += 4;
     };
     const auto store = [&](int buffer) {
       float* const p = staged_p + (buffer * kStagedSteps + staged_step) * kWindowRows + staged_row;
 #pragma unroll
-      for (int i = 0; i < kStagedRows; i++) held_score[i] = sub_f32(held_score[i], max_here[i]);
+      for (int i = 0; i < kStagedRows; i++) held_score[i] = sub_f32(held_score[i], max_of[staged_row + i]);
       exp_of_differences(held_score);
 #pragma unroll
       for (int i = 0; i < kStagedRows; i += 4) {
         reinterpret_cast<float4*>(p)[i / 4] = make_float4(held_score[i], held_score[i + 1], held_score[i + 2], held_score[i + 3]);
       }
       float v[8];
-      if (job.type == ASSAY_F32) {
+      if constexpr (kWide) {
         widen_piece<ASSAY_F32>(held_values[0], v);
         widen_piece<ASSAY_F32>(held_values[1], v + 4);
       } else if (job.type == ASSAY_F16) {
@@ -187,7 +184,10 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
       }
     };
     start_quad();
-    int quad = 0, block = 0, first = position_class;  // position of the quad's first lane
+    int quad = 0, block = 0, first = position_class;  // position of the quad's first lane in this block
+    // How many blocks of a quad all rows see in all of its lanes.
+    const auto plain_blocks = [&] { return ((seen_by_all - quad_lane(3) - first) >> 8) + 1; };
+    int plain = plain_blocks();
     load();
     store(0);
     for (int chunk = 0; chunk < chunks; chunk++) {
@@ -196,29 +196,44 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
       if (busy) {
         const float* p = staged_p + (chunk & 1) * kStagedSteps * kWindowRows + group_row;
         const float* values = staged_values + (chunk & 1) * kStagedSteps * kColumns + 4 * t;
-#pragma unroll 1
-        for (int round = 0; round < 4 && quad < quads; round++, p += 4 * kWindowRows, values += 4 * kColumns) {
-          if (first + quad_lane(3) <= seen_by_all) {
+        int rounds = quads * blocks - 4 * chunk < 4 ? quads * blocks - 4 * chunk : 4;
+        while (rounds > 0) {
+          if (block < plain) {
+            const int count = plain - block < rounds ? plain - block : rounds;
+            block += count;
+            rounds -= count;
+            first += count * kFloatLanes;
+#pragma unroll 2
+            for (int i = 0; i < count; i++, p += 4 * kWindowRows, values += 4 * kColumns) {
 #pragma unroll
-            for (int z = 0; z < 4; z++) add_position(p + z * kWindowRows, values + z * kColumns, acc[z]);
+              for (int z = 0; z < 4; z++) add_position(p + z * kWindowRows, values + z * kColumns, acc[z]);
+#pragma unroll
+              for (int i = 0; i < kSums; i++) sum[i] = add_f32(sum[i], p[(my_lane + i * kAcross / kGroupRows) * kWindowRows + my_row]);
+            }
           } else {
 #pragma unroll
             for (int z = 0; z < 4; z++) {
               const int position = first + quad_lane(z);
-              if (position > seen_by_any) continue;
-              add_masked(p + z * kWindowRows, values + z * kColumns, position - origin, acc[z]);
+              if (position <= seen_by_all) {
+                add_position(p + z * kWindowRows, values + z * kColumns, acc[z]);
+              } else if (position <= seen_by_any) {
+                add_masked(p + z * kWindowRows, values + z * kColumns, position - origin, acc[z]);
+              }
             }
-          }
 #pragma unroll
-          for (int i = 0; i < kSums; i++) {  // the thread's share of the sums of p: one row, in one or two lanes of the quad
-            const int z = my_lane + i * kAcross / kGroupRows;
-            if (first + quad_lane(z) <= origin + my_row) sum[i] = add_f32(sum[i], p[z * kWindowRows + my_row]);
+            for (int i = 0; i < kSums; i++) {
+              const int z = my_lane + i * kAcross / kGroupRows;
+              if (first + quad_lane(z) <= origin + my_row) sum[i] = add_f32(sum[i], p[z * kWindowRows + my_row]);
+            }
+            block++;
+            rounds--;
+            first += kFloatLanes;
+            p += 4 * kWindowRows;
+            values += 4 * kColumns;
           }
-          first += kFloatLanes;
-          if (++block < blocks) continue;
+          if (block < blocks) continue;
 
           // The quad is done: levels 128 and 64 here, the others with what is parked.
-          block = 0;
           float quad_sum = add_f32(sum[0], shuffle_xor(sum[0], kGroupRows));
           if constexpr (kSums == 2) {
             quad_sum = add_f32(quad_sum, add_f32(sum[1], shuffle_xor(sum[1], kGroupRows)));
@@ -253,7 +268,9 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
             break;
           }
           start_quad();
+          block = 0;
           first = position_class + reversed_quad(quad);
+          plain = plain_blocks();
         }
       }
       if (chunk + 1 < chunks) store((chunk + 1) & 1);
@@ -373,9 +390,12 @@ int attention_prefill(AssayDevice& d, const AttentionCall& call, int32_t type, i
       if (result != ASSAY_DONE) return result;
       const dim3 mix_grid(unsigned(job.heads * column_blocks << job.class_bits), unsigned(job.windows));
       const size_t mix_shared = mix_shared_bytes(across, job.class_bits);
-      result = across == 32 ? launch(d, "attention_tile_mix_c128", Overlap::yes, attention_tile_mix<32>, mix_grid, kGroups * 32,
+      const bool wide = type == ASSAY_F32;
+      result = across == 32 ? launch(d, wide ? "attention_tile_mix_f32_c128" : "attention_tile_mix_c128", Overlap::yes,
+                                     wide ? attention_tile_mix<32, true> : attention_tile_mix<32, false>, mix_grid, kGroups * 32,
                                      mix_shared, job)
-                            : launch(d, "attention_tile_mix_c64", Overlap::yes, attention_tile_mix<16>, mix_grid, kGroups * 16,
+                            : launch(d, wide ? "attention_tile_mix_f32_c64" : "attention_tile_mix_c64", Overlap::yes,
+                                     wide ? attention_tile_mix<16, true> : attention_tile_mix<16, false>, mix_grid, kGroups * 16,
                                      mix_shared, job);
       if (result != ASSAY_DONE) return result;
     }

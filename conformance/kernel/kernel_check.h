@@ -110,6 +110,11 @@ struct KernelCheck {
 };
 std::span<const KernelCheck> kernel_checks();
 
+/// y [tokens, w.rows] of a table's product with quantised weights, computed in two parts cut at panel `cut`. The scalar
+/// kernels read the blocks, the others panels; f32 activations are linear's.
+std::vector<float> quantised_product(const Kernels& k, const Matrix& w, const std::vector<float>& x, int64_t tokens, Activations kind,
+                                     const float* bias, int64_t cut);   // quant_linear.cpp
+
 void linear_cases(KernelBench& b);        // linear.cpp
 void quantise_cases(KernelBench& b);      // quantise.cpp
 void quant_linear_cases(KernelBench& b);  // quant_linear.cpp

@@ -16,9 +16,10 @@ namespace {
 constexpr WeightType kTypes[] = {WeightType::q8_0, WeightType::q4_0, WeightType::q4_1, WeightType::q5_0,
                                  WeightType::q5_1, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
 
-/// y of a table's kernels, cut at `cut` of its items. The scalar kernels read the blocks, the others panels.
-std::vector<float> run(const Kernels& k, const Matrix& w, const std::vector<float>& x, int64_t tokens, Activations kind,
-                       const float* bias, int64_t cut) {
+}  // namespace
+
+std::vector<float> quantised_product(const Kernels& k, const Matrix& w, const std::vector<float>& x, int64_t tokens, Activations kind,
+                                     const float* bias, int64_t cut) {
   std::vector<float> y = unwritten(size_t(tokens * w.rows));
   if (kind == Activations::f32) {
     const LinearArgs a{w, bias, x.data(), y.data(), tokens};
@@ -45,6 +46,8 @@ std::vector<float> run(const Kernels& k, const Matrix& w, const std::vector<floa
   return y;
 }
 
+namespace {
+
 struct QuantShape {
   WeightType type;
   Activations kind;
@@ -60,8 +63,8 @@ void check_shape(KernelBench& b, const QuantShape& s) {
   const std::vector<float> bias = kernel_values(b.rng(), size_t(s.rows), Values::normal);
   const float* added = b.rng()() % 2 ? bias.data() : nullptr;
   const auto cut = int64_t(b.rng()() % uint64_t(panels_of(w.matrix) + 1));
-  const std::vector<float> got = run(b.target, w.matrix, x, s.tokens, s.kind, added, cut);
-  b.bytes("element", run(b.scalar, w.matrix, x, s.tokens, s.kind, added, 0), got);
+  const std::vector<float> got = quantised_product(b.target, w.matrix, x, s.tokens, s.kind, added, cut);
+  b.bytes("element", quantised_product(b.scalar, w.matrix, x, s.tokens, s.kind, added, 0), got);
   b.sums(columns);
   const oracle::Matrix64 want =
       oracle::linear(widened(x, s.tokens), oracle::rows_of(w.wide), added ? wide(bias) : std::vector<double>{}, 1);
