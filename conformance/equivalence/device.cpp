@@ -9,6 +9,7 @@
 #include "conformance/integration/quantised.h"
 #include "dumps/error.h"
 #include "engine/device_weights.h"
+#include "engine/formats/synth.h"
 
 namespace assay {
 namespace {
@@ -132,9 +133,47 @@ Check device_check(const std::string& id, const std::string& family, const std::
   return k;
 }
 
+/// Four layers of a real shape: thousands of rows, a whole vocabulary, prompts around the tiles, caches of a thousand positions.
+CheckOutcome real_width(const CheckContext& c, const std::string& shape, WeightType type) {
+  CheckOutcome all;
+  const auto opened = open_device(c, "cuda", all);
+  if (!opened) return all;
+  SynthSpec synth;
+  synth.shape = shape;
+  synth.type = type;
+  synth.layers = 4;
+  const auto model = std::make_shared<Model>(make_synthetic_model(synth, c.threads));
+  DumpSpec base;
+  base.engine.isa = c.isa;
+  base.engine.threads = c.threads;
+  base.engine.poison = true;
+  base.sync = false;
+  base.capture.state = true;
+  base.capture.phases = {"embed", "*_norm", "*_proj", "*_rope", "attn_*", "ffn_*", "logits_last"};   // logits of 1000 rows are too many
+  for (int64_t n : {1, 33, 257, 1000}) {
+    base.requests.emplace_back();
+    for (int64_t i = 0; i < n; i++)
+      base.requests.back().ids.push_back(int32_t((uint64_t(i + 1) * 2654435761u) % uint64_t(model->config.vocab)));
+    base.requests.back().decode = 16;
+  }
+  std::vector<DeviceVariant> variants = {
+      variant("fused, graphs", [](DumpSpec&) {}),
+      variant("node by node", [](DumpSpec& s) { s.engine.device.fused = s.engine.device.graph = false; }),
+      variant("chunk 100", [](DumpSpec& s) { s.generate.chunk = 100; }),
+      variant("batched", [](DumpSpec& s) { s.generate.batch = true; })};
+  return compare_with_device(c, model, base, "cuda", opened, variants);
+}
+
 }  // namespace
 
 void add_device_equivalence_checks(std::vector<Check>& out) {
+  for (const char* shape : {"VL-2B", "8B", "Qwen2.5-7B"})
+    for (WeightType type : {WeightType::q8_0, WeightType::q4_0, WeightType::q4_k}) {
+      Check k = device_check(fmt::format("equivalence/synth-{}-{}/cuda", shape, id_of(type)), "-", "cuda", Cost::slow, 1000);
+      k.target = "cuda: fused with graphs, node by node, chunks of 100, batched";
+      k.run = [shape, type](const CheckContext& c) { return real_width(c, shape, type); };
+      out.push_back(std::move(k));
+    }
   for (const std::string device : {"simt", "cuda"})
     for (const OfficialCase& oc : official_cases()) {
       const bool emulated = device == "simt";

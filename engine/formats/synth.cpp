@@ -26,13 +26,14 @@ constexpr const char* kForm = "synth:SHAPE:TYPE[:layers=N][:seed=S], like synth:
 /// Part of every model's hash: a change of any made byte is another version (synth_test.cpp pins the bytes).
 constexpr const char* kGenerator = "assay synth 1";
 
-// Shapes of Qwen3-0.6B, Qwen3-VL-2B (its text decoder), Qwen3-8B, OLMo-2-0425-1B, Qwen3-30B-A3B and Qwen3.5-27B: their
+// Shapes of Qwen3-0.6B, Qwen3-VL-2B (its text decoder), Qwen3-8B, OLMo-2-0425-1B, Qwen2.5-7B, Qwen3-30B-A3B and Qwen3.5-27B: their
 // config.json.
 constexpr SynthShape kShapes[] = {
     {"0.6B", "qwen3", 1024, 28, 16, 8, 128, 3072, 151936, true, 1e6, 40960},
     {"VL-2B", "qwen3_vl", 2048, 28, 16, 8, 128, 6144, 151936, true, 5e6, 262144},
     {"8B", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, false, 1e6, 40960},
     {"OLMo2-1B", "olmo2", 2048, 16, 16, 16, 128, 8192, 100352, false, 5e5, 4096},
+    {"Qwen2.5-7B", "qwen2", 3584, 28, 28, 4, 128, 18944, 152064, false, 1e6, 32768},
     {"30B-A3B", "qwen3_moe", 2048, 48, 32, 4, 128, 6144, 151936, false, 1e6, 40960, 128, 8, 768},
     {"27B", "qwen3_5", 5120, 64, 24, 4, 256, 17408, 248320, false, 1e7, 262144, 0, 0, 0, 4, 16, 48, 128, 4},
 };
@@ -182,7 +183,8 @@ int64_t SynthShape::parameters() const {
   const bool hybrid = attention_interval > 0;
   const int64_t attention_layers = hybrid ? layers / attention_interval : layers;
   // Hybrid models have a gate beside each query.
-  const int64_t qk_norms = family == "olmo2" ? q + kv : 2 * head_dim;
+  // Of q and k per head, or over all heads (olmo2); qwen2 has biases of q, k and v instead.
+  const int64_t qk_norms = family == "olmo2" ? q + kv : family == "qwen2" ? q + 2 * kv : 2 * head_dim;
   const int64_t attention = hidden * (q * (hybrid ? 2 : 1) + 2 * kv) + q * hidden + qk_norms;
   const int64_t gdn_k = gdn_k_heads * gdn_dim, gdn_v = gdn_v_heads * gdn_dim, mixed = 2 * gdn_k + gdn_v;
   // qkv, z, b and a, conv, decay and dt bias, norm, out.

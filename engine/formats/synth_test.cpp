@@ -194,7 +194,7 @@ TEST(Synth, ValuesStayFiniteAndOfSensibleSizeThroughDeepModels) {
 
 TEST(Synth, ShapesOfPublishedModels) {
   const std::pair<const char*, double> billions[] = {
-      {"0.6B", 0.596}, {"VL-2B", 1.721}, {"8B", 8.191}, {"OLMo2-1B", 1.485}, {"30B-A3B", 30.53}, {"27B", 26.9}};
+      {"0.6B", 0.596}, {"VL-2B", 1.721}, {"8B", 8.191}, {"OLMo2-1B", 1.485}, {"Qwen2.5-7B", 7.616}, {"30B-A3B", 30.53}, {"27B", 26.9}};
   ASSERT_EQ(synth_shapes().size(), std::size(billions));
   for (size_t i = 0; i < std::size(billions); i++) {
     const SynthShape& s = synth_shapes()[i];
