@@ -94,16 +94,31 @@ __device__ __forceinline__ bool continues(const AssayPlace& before, const AssayP
   return place.slot == before.slot && place.position == before.position + 1;
 }
 
-/// Rows [first, first + rows), rows <= 64: one window.
-__device__ __forceinline__ bool window_is_tiled(const AssayPlace* places, int first, int rows) {
-  int runs = 0;
+/// Of kCount windows, the first of which starts at row `first` and the others `stride` rows behind each other. Those that start
+/// at row `rows` or later are.
+template <int kCount>
+__device__ __forceinline__ void windows_are_tiled(const AssayPlace* places, int first, int stride, int rows,
+                                                  bool (&tiled)[kCount]) {
+  int runs[kCount];
 #pragma unroll
-  for (int i = lane_of_warp(); i < kWindowRows; i += 32) {
-    if (i < rows && (i == 0 || !continues(places[first + i - 1], places[first + i]))) runs++;
+  for (int w = 0; w < kCount; w++) {
+    runs[w] = 0;
+#pragma unroll
+    for (int i = lane_of_warp(); i < kWindowRows; i += 32) {
+      const int row = first + w * stride + i;
+      if (row < rows && (i == 0 || !continues(places[row - 1], places[row]))) runs[w]++;
+    }
   }
 #pragma unroll
-  for (int mask = 16; mask >= 1; mask /= 2) runs += shuffle_xor(runs, mask);
-  return 16 * runs <= rows + 15;  // a run costs a tile however short it is
+  for (int mask = 16; mask >= 1; mask /= 2) {
+#pragma unroll
+    for (int w = 0; w < kCount; w++) runs[w] += shuffle_xor(runs[w], mask);
+  }
+#pragma unroll
+  for (int w = 0; w < kCount; w++) {
+    const int left = rows - (first + w * stride);
+    tiled[w] = 16 * runs[w] <= (left < kWindowRows ? left : kWindowRows) + 15 || left <= 0;  // a short run costs a whole tile
+  }
 }
 
 /// Length of the run that starts at row `first`, at most `rows` <= 64.
@@ -122,23 +137,27 @@ __device__ __forceinline__ int run_length(const AssayPlace* places, int first, i
 }
 
 /// Calls unit(row, u), u < units_per_row, for the rows of [first, first + rows) that are asked for, spread over the grid.
-/// All threads of the block get the same calls. flags: a word of shared memory per warp.
+/// All threads of the block get the same calls. flags: kWindowsOfWarp words of shared memory per warp.
+constexpr int kWindowsOfWarp = 4;
 template <class Unit>
 __device__ __forceinline__ void for_units(const AttentionCall& call, int first, int rows, Rows which, int units_per_row,
                                           uint32_t* flags, Unit&& unit) {
   const bool every = which == Rows::every;
   const int last = first + rows, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
   const int end = every ? 1 : (last + kWindowRows - 1) / kWindowRows;
-  for (int window = every ? 0 : first / kWindowRows; window < end; window += warps) {
-    if (!every) {  // each warp looks at one window
-      const int begin = (window + warp) * kWindowRows, left = call.rows - begin;
-      const bool asked = begin < last && window_is_tiled(call.places, begin, left < kWindowRows ? left : kWindowRows) ==
-                                             (which == Rows::tiled);
+  const int at_once = every ? 1 : warps * kWindowsOfWarp;
+  for (int window = every ? 0 : first / kWindowRows; window < end; window += at_once) {
+    if (!every) {
+      bool tiled[kWindowsOfWarp];
+      windows_are_tiled(call.places, (window + warp) * kWindowRows, warps * kWindowRows, call.rows, tiled);
       sync_block();  // the flags of the turn before have been read
-      if (lane_of_warp() == 0) flags[warp] = asked ? 1 : 0;
+      if (lane_of_warp() == 0) {
+#pragma unroll
+        for (int w = 0; w < kWindowsOfWarp; w++) flags[w * warps + warp] = tiled[w] == (which == Rows::tiled) ? 1 : 0;
+      }
       sync_block();
     }
-    for (int w = 0; w < warps && window + w < end; w++) {
+    for (int w = 0; w < at_once && window + w < end; w++) {
       if (!every && flags[w] == 0) continue;
       const int begin = (window + w) * kWindowRows;
       const int from = every || begin < first ? first : begin;

@@ -24,136 +24,42 @@ constexpr int kRingSteps = 16, kGroup = 4;  // attention_mix's ring, in position
 constexpr int kFinishThreads = 128;
 
 size_t score_shared_bytes(int heads, int chunks, int threads) {
-  return size_t(kUnits * chunks * threads) * 16 + size_t(chunks) * 32 * heads * 4 + size_t(threads / 32) * (heads + 1) * 4;
+  const size_t warps = size_t(threads / 32);
+  return size_t(kUnits * chunks * threads) * 16 + size_t(chunks) * 32 * heads * 4 + warps * (heads + kWindowsOfWarp) * 4;
 }
-/// Shared: the ring [unit][warp][chunk][lane] of 16 bytes, q [chunk][thread of the team][n-th head][kPiece], maxima
-/// [warp][head], flags [warp].
+/// Shared: the ring [place][warp][chunk][lane] of 16 bytes, q, maxima [warp][head], flags.
 template <int kType, int kHeads>
 __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_score(DecodeJob job) {
-  using T = Team<kType, kHeads>;
-  constexpr int kElements = kPiece<kType>, kChunkBytes = 32 * kElementBytes<kType>;
   SHARED_BYTES(shared);
   const AttentionCall& a = job.call;
-  const int threads = (int)blockDim.x, tid = (int)threadIdx.x, lane = lane_of_warp(), warp = tid / 32, warps = threads / 32;
-  const int t = lane / T::kPerWarp, team = warp * T::kPerWarp + lane % T::kPerWarp, teams = warps * T::kPerWarp;
-  const int chunks = (a.head_dim + 31) / 32, whole_chunks = a.head_dim / 32, flip = T::flip(t);
-  const int slot_pieces = chunks * threads;
-  uint4* const ring = reinterpret_cast<uint4*>(shared) + warp * chunks * 32 + lane;
-  float* const q = reinterpret_cast<float*>(shared + (size_t)(kUnits * slot_pieces) * 16);
+  const int threads = (int)blockDim.x, tid = (int)threadIdx.x, chunks = (a.head_dim + 31) / 32;
+  uint4* const ring = reinterpret_cast<uint4*>(shared) + tid / 32 * chunks * 32 + lane_of_warp();
+  float* const q = reinterpret_cast<float*>(shared + (size_t)(kUnits * chunks * threads) * 16);
   int32_t* const best_of = reinterpret_cast<int32_t*>(q + chunks * 32 * kHeads);
-  uint32_t* const flags = reinterpret_cast<uint32_t*>(best_of + warps * kHeads);
+  uint32_t* const flags = reinterpret_cast<uint32_t*>(best_of + threads / 32 * kHeads);
   wait_for_previous();
   let_next_start();
 
   for_units(a, job.first, job.rows, job.which, a.kv_heads * job.head_blocks << job.class_bits, flags, [&](int row, int u) {
     const DecodeUnit unit = decode_unit<kHeads>(job, row, u);
-    // The n-th position of the team is number team + n * teams of its class; behind the last one, the last one again.
-    const int64_t class_step = ((int64_t)a.head_dim << job.class_bits) * kElementBytes<kType>;
-    const unsigned char* const rows =
-        a.k + (unit.cached + (int64_t)unit.position_class * a.head_dim + t * kElements) * kElementBytes<kType>;
-    const int turns = (unit.count + teams - 1) / teams;
-    const auto copy = [&](int n, int slot) {
-      if (n < turns) {
-        const int index = team + n * teams < unit.count ? team + n * teams : unit.count - 1;
-        const unsigned char* from = rows + index * class_step;
-        uint4* to = ring + slot * slot_pieces;
-        if (a.whole_pieces) {
-          int i = 2;
-          for (; i <= whole_chunks; i += 2, from += 2 * kChunkBytes, to += 2 * 32) {
-            copy_async<16>(to, from);
-            copy_async<16>(to + 32, from + kChunkBytes);
-          }
-#pragma unroll 1
-          for (; i < chunks + 2; i++, from += kChunkBytes, to += 32) {  // one may be left, and one that is no whole chunk
-            const bool real = (i - 2) * 32 + t * kElements < a.head_dim;
-            copy_async_or_zero<16>(to, real ? from : a.k, real);
-          }
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < chunks; i++) {
-            to[i * 32] = piece_by_elements<kType>(from + i * kChunkBytes, 0, a.head_dim - i * 32 - t * kElements);
-          }
-        }
-      }
-      copy_commit();
-    };
-#pragma unroll 1
-    for (int n = 0; n < kUnits; n++) copy(n, n);
-    for (int i = tid; i < chunks * 32 * kHeads; i += threads) {
-      const int d = i / (32 * kHeads) * 32 + i / (kElements * kHeads) % T::kThreads * kElements + i % kElements;
-      const int head = (i / kElements % kHeads) ^ T::flip(i / (kElements * kHeads) % T::kThreads);
-      q[i] = d < a.head_dim && head < unit.heads
-                 ? a.q[((int64_t)row * a.heads + unit.head + head) * a.head_dim + d]
-                 : 0.0f;
-    }
-    sync_block();
-
-    int32_t best[T::kKept];
-    float* scores[T::kKept];  // of the team's first position; null where the thread has none to write
-#pragma unroll
-    for (int n = 0; n < T::kKept; n++) {
-      const int head = n ^ flip;
-      best[n] = ordered_of(float_of(0xff800000u));
-      const int64_t part = ((unit.item + head) << job.class_bits) + unit.position_class;
-      scores[n] = head < unit.heads && T::writes(t) ? job.scores + part * job.per_class + team : nullptr;
-    }
-    const auto keep = [&](int n, const float(&dot)[T::kKept]) {
-      if (team + n * teams >= unit.count) return;
-#pragma unroll
-      for (int i = 0; i < T::kKept; i++) {
-        const float score = mul_f32(dot[i], a.scale);
-        const int32_t order = ordered_of(score);
-        best[i] = order > best[i] ? order : best[i];
-        if (scores[i] != nullptr) scores[i][n * teams] = score;
-      }
-    };
-    const float* const my_q = q + t * kHeads * kElements;
-    int slot = 0;
-    for (int n = 0; n < turns;) {
-      copy_wait<kUnits - kTaken>();
-      if (n + kTaken <= turns) {
-        const uint4* const keys[kTaken] = {ring + slot * slot_pieces, ring + (slot + 1) * slot_pieces};
-        float dot[kTaken][T::kKept];
-        dots<kType, kHeads, kTaken>(keys, my_q, chunks, dot);
-#pragma unroll
-        for (int i = 0; i < kTaken; i++) keep(n + i, dot[i]);
-#pragma unroll 1
-        for (int i = 0; i < kTaken; i++) copy(n + i + kUnits, slot + i);
-        n += kTaken;
-        slot = slot + kTaken == kUnits ? 0 : slot + kTaken;
-      } else {
-        const uint4* const keys[1] = {ring + slot * slot_pieces};
-        float dot[1][T::kKept];
-        dots<kType, kHeads, 1>(keys, my_q, chunks, dot);
-        keep(n, dot[0]);
-        n++;  // the last turn: nothing is left to copy
-      }
-    }
-
-#pragma unroll
-    for (int n = 0; n < T::kKept; n++) {
-#pragma unroll
-      for (int mask = T::kPerWarp / 2; mask >= 1; mask /= 2) {
-        const int32_t other = shuffle_xor(best[n], mask);
-        best[n] = other > best[n] ? other : best[n];
-      }
-      if (lane % T::kPerWarp == 0 && T::writes(t)) best_of[warp * kHeads + (n ^ flip)] = best[n];
-    }
+    const int64_t part = (unit.item << job.class_bits) + unit.position_class;  // of head 0
+    int32_t best[Team<kType, kHeads>::kKept];
+    class_scores<kType, kHeads>(a, unit, job.class_bits, row, ring, q, job.scores + part * job.per_class,
+                                (int64_t)job.per_class << job.class_bits, [](int, int) {}, best);
+    greatest_of_warp<kType, kHeads>(best, best_of);
     sync_block();
     if (tid < unit.heads) {
-      int32_t most = best_of[tid];
-      for (int w = 1; w < warps; w++) most = best_of[w * kHeads + tid] > most ? best_of[w * kHeads + tid] : most;
-      job.maxima[((unit.item + tid) << job.class_bits) + unit.position_class] = most;
+      job.maxima[part + ((int64_t)tid << job.class_bits)] = greatest(best_of + tid, kHeads, threads / 32);
     }
   });
 }
 
 size_t mix_shared_bytes(int heads) {
   return size_t(kRingSteps * kDecodeThreads) * 16 +
-         size_t(2 * kDecodeThreads * heads + 16 * heads + heads + kDecodeThreads / 32) * 4;
+         size_t(2 * kDecodeThreads * heads + 16 * heads + heads + kDecodeThreads / 32 * kWindowsOfWarp) * 4;
 }
 /// Shared: the ring [step][thread] of 16 bytes, later the mixes to fold; p [2][thread's position][head], sums [lane][head],
-/// maxima [head], flags [warp]. The block has kDecodeThreads / lanes pieces of a value row at a time.
+/// maxima [head], flags. The block has kDecodeThreads / lanes pieces of a value row at a time.
 template <int kType, int kHeads>
 __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_mix(DecodeJob job) {
   constexpr int kElements = kPiece<kType>, kThreads = kDecodeThreads;
@@ -262,28 +168,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
           if (piece < pieces) {
 #pragma unroll
             for (int s = 0; s < kGroup; s++) {
-              float value[kElements], weight[kHeads];
-              widen_piece<kType>(ring[(g % (kRingSteps / kGroup) * kGroup + s) * kThreads + tid], value);
               const float* from = tile_p + (((g - tile * groups_of_tile) * kGroup + s) * lanes + my_lane) * kHeads;
-              if constexpr (kHeads % 4 == 0) {
-#pragma unroll
-                for (int i = 0; i < kHeads / 4; i++) {
-                  const float4 four = reinterpret_cast<const float4*>(from)[i];
-                  weight[4 * i] = four.x;
-                  weight[4 * i + 1] = four.y;
-                  weight[4 * i + 2] = four.z;
-                  weight[4 * i + 3] = four.w;
-                }
-              } else {
-#pragma unroll
-                for (int h = 0; h < kHeads; h++) weight[h] = from[h];
-              }
-#pragma unroll
-              for (int h = 0; h < kHeads; h++) {
-                sum[h] = add_f32(sum[h], weight[h]);
-#pragma unroll
-                for (int j = 0; j < kElements; j++) acc[h][j] = fma_f32(weight[h], value[j], acc[h][j]);
-              }
+              add_value<kType, kHeads>(ring[(g % (kRingSteps / kGroup) * kGroup + s) * kThreads + tid], from, acc, sum);
             }
           }
           copy(g + kRingSteps / kGroup);
@@ -332,7 +218,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
 }
 
 
-/// Block: a head of a row. Shared: flags [warp].
+/// Block: a head of a row. Shared: flags.
 __global__ void __launch_bounds__(kFinishThreads) attention_finish_kernel(FinishJob job) {
   SHARED_BYTES(shared);
   const AttentionCall& a = job.call;
@@ -387,7 +273,7 @@ int decode_rows_of(AssayDevice& d, const DecodeJob& job, const char* const (&nam
 int attention_finish(AssayDevice& d, const FinishJob& job) {
   const int blocks = blocks_for(d, int64_t(job.rows) * job.call.heads, job.which);
   return launch(d, "attention_finish", Overlap::yes, attention_finish_kernel, dim3(unsigned(blocks)), kFinishThreads,
-                size_t(kFinishThreads / 32) * 4, job);
+                size_t(kFinishThreads / 32 * kWindowsOfWarp) * 4, job);
 }
 
 size_t attention_decode_bytes(int64_t heads, int64_t head_dim, int64_t longest, int class_bits) {
@@ -400,8 +286,12 @@ int attention_decode(AssayDevice& d, const AttentionCall& call, int32_t type, in
   job.call = call;
   job.which = which;
   job.head_blocks = (call.heads / call.kv_heads + 7) / 8;
-  // Enough blocks for the device; beyond 16 classes the threads of a block idle in attention_mix.
   job.class_bits = kFewestClassBits;
+  job.rows = call.rows;
+  job.per_class = int((longest + (1 << kFewestClassBits) - 1) >> kFewestClassBits);
+  job.scores = reinterpret_cast<float*>(d.attention.memory);
+  if (const int result = attention_clusters(d, job, type); result != ASSAY_REFUSED) return result;
+  // Enough blocks for the device; beyond 16 classes the threads of a block idle in attention_mix.
   const int64_t items = int64_t(call.rows) * call.kv_heads * job.head_blocks;
   while (which == Rows::every && job.class_bits < kMostClassBits && (items << job.class_bits) * 8 < int64_t(d.processors) * 7) {
     job.class_bits++;

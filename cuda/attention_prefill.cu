@@ -45,7 +45,8 @@ __device__ __forceinline__ void load_values(const AttentionCall& a, const unsign
   }
 }
 
-/// Adds one position: p of 8 rows times 4 columns.
+/// Adds one position: p of 8 rows times 4 columns. kStart: it is the first (a sum that starts at -0 ends as one from +0 does).
+template <bool kStart>
 __device__ __forceinline__ void add_position(const float* p, const float* values, float (&acc)[32]) {
   const float4 low = reinterpret_cast<const float4*>(p)[0], high = reinterpret_cast<const float4*>(p)[1];
   const float4 four = reinterpret_cast<const float4*>(values)[0];
@@ -54,7 +55,7 @@ __device__ __forceinline__ void add_position(const float* p, const float* values
 #pragma unroll
   for (int m = 0; m < 8; m++) {
 #pragma unroll
-    for (int n = 0; n < 4; n++) acc[4 * m + n] = fma_f32(x[m], v[n], acc[4 * m + n]);
+    for (int n = 0; n < 4; n++) acc[4 * m + n] = kStart ? mul_f32(x[m], v[n]) : fma_f32(x[m], v[n], acc[4 * m + n]);
   }
 }
 /// The same where rows m < hidden do not see it.
@@ -96,7 +97,9 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
   const Tile tile = tile_of(job, ((int)blockIdx.x >> job.class_bits) / column_blocks);
   wait_for_previous();
   let_next_start();
-  if (!window_is_tiled(a.places, tile.first_row, tile.rows)) return;
+  bool tiled[1];
+  windows_are_tiled(a.places, tile.first_row, 0, a.rows, tiled);
+  if (!tiled[0]) return;
 
   for (int begin = 0; begin < tile.rows;) {
     const Run run = run_of(a, tile, begin);
@@ -174,56 +177,83 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
     };
 
     float acc[4][32], sum[kSums], whole_sum = 0.0f;
-    const auto start_quad = [&] {
-#pragma unroll
-      for (int i = 0; i < kSums; i++) sum[i] = 0.0f;
-#pragma unroll
-      for (int z = 0; z < 4; z++) {
-#pragma unroll
-        for (int i = 0; i < 32; i++) acc[z][i] = 0.0f;
-      }
-    };
-    start_quad();
     int quad = 0, block = 0, first = position_class;  // position of the quad's first lane in this block
     // How many blocks of a quad all rows see in all of its lanes.
     const auto plain_blocks = [&] { return ((seen_by_all - quad_lane(3) - first) >> 8) + 1; };
     int plain = plain_blocks();
+    // A block of a quad of which some rows do not see all. kStart: it is the first.
+    const auto add_block = [&]<bool kStart>(const float* p, const float* values) {
+#pragma unroll
+      for (int z = 0; z < 4; z++) {
+        const int position = first + quad_lane(z);
+        if constexpr (kStart) {
+#pragma unroll
+          for (int n = 0; n < 32; n++) acc[z][n] = 0.0f;
+        }
+        if (position <= seen_by_all) {
+          add_position<false>(p + z * kWindowRows, values + z * kColumns, acc[z]);
+        } else if (position <= seen_by_any) {
+          add_masked(p + z * kWindowRows, values + z * kColumns, position - origin, acc[z]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kSums; s++) {
+        const int z = my_lane + s * kAcross / kGroupRows;
+        if constexpr (kStart) sum[s] = 0.0f;
+        if (first + quad_lane(z) <= origin + my_row) sum[s] = add_f32(sum[s], p[z * kWindowRows + my_row]);
+      }
+    };
     load();
     store(0);
+    load();
+    // Half of the warps stage the next chunk before they work on this one, the others behind it: staging waits for arithmetic
+    // and for memory, and a multiprocessor's quarter has one warp of each kind.
+    const int staging_turn = tid < kThreads / 2 ? 0 : 1;
     for (int chunk = 0; chunk < chunks; chunk++) {
       sync_block();  // this chunk is staged, the one before has been used
-      if (chunk + 1 < chunks) load();
-      if (busy) {
+#pragma unroll 1
+      for (int turn = 0; turn < 2; turn++) {
+        if (turn == staging_turn) {
+          if (chunk + 1 < chunks) {
+            store((chunk + 1) & 1);
+            load();
+          }
+          continue;
+        }
+        if (!busy) continue;
         const float* p = staged_p + (chunk & 1) * kStagedSteps * kWindowRows + group_row;
         const float* values = staged_values + (chunk & 1) * kStagedSteps * kColumns + 4 * t;
         int rounds = quads * blocks - 4 * chunk < 4 ? quads * blocks - 4 * chunk : 4;
         while (rounds > 0) {
           if (block < plain) {
-            const int count = plain - block < rounds ? plain - block : rounds;
+            int count = plain - block < rounds ? plain - block : rounds;
+            const bool start = block == 0;
             block += count;
             rounds -= count;
             first += count * kFloatLanes;
+            if (start) {
+#pragma unroll
+              for (int z = 0; z < 4; z++) add_position<true>(p + z * kWindowRows, values + z * kColumns, acc[z]);
+#pragma unroll
+              for (int s = 0; s < kSums; s++) sum[s] = p[(my_lane + s * kAcross / kGroupRows) * kWindowRows + my_row];
+              count--;
+              p += 4 * kWindowRows;
+              values += 4 * kColumns;
+            }
 #pragma unroll 2
             for (int i = 0; i < count; i++, p += 4 * kWindowRows, values += 4 * kColumns) {
 #pragma unroll
-              for (int z = 0; z < 4; z++) add_position(p + z * kWindowRows, values + z * kColumns, acc[z]);
+              for (int z = 0; z < 4; z++) add_position<false>(p + z * kWindowRows, values + z * kColumns, acc[z]);
 #pragma unroll
-              for (int i = 0; i < kSums; i++) sum[i] = add_f32(sum[i], p[(my_lane + i * kAcross / kGroupRows) * kWindowRows + my_row]);
-            }
-          } else {
-#pragma unroll
-            for (int z = 0; z < 4; z++) {
-              const int position = first + quad_lane(z);
-              if (position <= seen_by_all) {
-                add_position(p + z * kWindowRows, values + z * kColumns, acc[z]);
-              } else if (position <= seen_by_any) {
-                add_masked(p + z * kWindowRows, values + z * kColumns, position - origin, acc[z]);
+              for (int s = 0; s < kSums; s++) {
+                sum[s] = add_f32(sum[s], p[(my_lane + s * kAcross / kGroupRows) * kWindowRows + my_row]);
               }
             }
-#pragma unroll
-            for (int i = 0; i < kSums; i++) {
-              const int z = my_lane + i * kAcross / kGroupRows;
-              if (first + quad_lane(z) <= origin + my_row) sum[i] = add_f32(sum[i], p[z * kWindowRows + my_row]);
+          } else {
+            if (block == 0) {
+              add_block.template operator()<true>(p, values);
+            } else {
+              add_block.template operator()<false>(p, values);
             }
             block++;
             rounds--;
@@ -267,13 +297,11 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
             whole_sum = quad_sum;
             break;
           }
-          start_quad();
           block = 0;
           first = position_class + reversed_quad(quad);
           plain = plain_blocks();
         }
       }
-      if (chunk + 1 < chunks) store((chunk + 1) & 1);
     }
 
     if (busy && t < kGroupRows) sum_of[group_row + t] = whole_sum;  // my_row is t

@@ -222,7 +222,9 @@ __global__ void __launch_bounds__(kScoreThreads, 1) attention_tile_score(Prefill
   int32_t* const maxima = job.maxima + (tile.index * job.splits + split) * kWindowRows + warp * kGroupRows;
   wait_for_previous();
   let_next_start();
-  if (!window_is_tiled(a.places, tile.first_row, tile.rows)) return;
+  bool tiled[1];
+  windows_are_tiled(a.places, tile.first_row, 0, a.rows, tiled);
+  if (!tiled[0]) return;
 
   for (int begin = 0; begin < tile.rows;) {
     const bool at_start = begin == 0;

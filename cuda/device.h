@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +31,7 @@ struct AssayDevice {
   bool capturing = false;
   bool weights_written = false;    // by the kernel before: the next one may not start early, since it would read them then
   std::unordered_map<const void*, size_t> raised;  // by kernel: bytes of shared memory that it was allowed, above 48 KiB
+  std::map<std::tuple<const void*, int, int, size_t>, int> clusters;  // by kernel, cluster, threads, shared: clusters_at_once
   struct Scratch {                 // of reserve(), by purpose; an op fails where it is too small
     std::byte* memory = nullptr;
     size_t bytes = 0;
@@ -62,20 +65,10 @@ namespace assay {
 /// Whether a kernel may start before the one before it has ended (prim.cuh, wait_for_previous).
 enum class Overlap : uint8_t { no, yes };
 
-/// Queues a kernel and counts it. `variant` names it in traces; the names of an op's kernels are joined by "+".
-template <class... P, class... A>
-int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(P...), dim3 grid, int threads, size_t shared,
-           A... args) {
-  if (!d.variant.empty()) d.variant += "+";
-  d.variant += variant;
-  d.counters.launches++;
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return failed(d, ASSAY_ERROR, "%s: empty grid", variant);
-  const bool early = overlap == Overlap::yes && !std::exchange(d.weights_written, false);
-#ifdef ASSAY_SIMT
-  CUDA_TRY(d, simt::enqueue(d.stream, variant, grid, unsigned(threads), shared, early,
-                            [=] { kernel(static_cast<P>(args)...); }));
-  return ASSAY_DONE;
-#else
+#ifndef ASSAY_SIMT
+/// Lets a kernel have so much shared memory.
+template <class... P>
+int raise_shared(AssayDevice& d, void (*kernel)(P...), size_t shared) {
   const auto [raised, first] = d.raised.try_emplace(reinterpret_cast<const void*>(kernel), size_t(48 << 10));
   // Kernels with other splits of cache and shared memory can't be on a multiprocessor together: one split for all, so that the
   // next kernel's blocks move in while this one's end.
@@ -84,19 +77,79 @@ int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(
     CUDA_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
     raised->second = shared;
   }
+  return ASSAY_DONE;
+}
+#endif
+
+/// Clusters of a kernel that run at the same time; 0: the device has none of that size.
+template <class... P>
+int clusters_at_once(AssayDevice& d, void (*kernel)(P...), int cluster, int threads, size_t shared) {
+  if (d.architecture < 90) return 0;
+#ifdef ASSAY_SIMT
+  (void)kernel, (void)cluster, (void)threads, (void)shared;
+  return simt::clusters_at_once();
+#else
+  const auto [known, is_new] = d.clusters.try_emplace({reinterpret_cast<const void*>(kernel), cluster, threads, shared}, 0);
+  if (!is_new) return known->second;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(cluster));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = shared;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {unsigned(cluster), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  if (raise_shared(d, kernel, shared) != ASSAY_DONE ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;
+  }
+  return known->second = count;
+#endif
+}
+
+/// Queues a kernel and counts it; `cluster` blocks in a row of the grid run at the same time (prim.cuh), which takes
+/// clusters_at_once() > 0. `variant` names it in traces; the names of an op's kernels are joined by "+".
+template <class... P, class... A>
+int launch_in_clusters(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(P...), int cluster, dim3 grid,
+                       int threads, size_t shared, A... args) {
+  if (!d.variant.empty()) d.variant += "+";
+  d.variant += variant;
+  d.counters.launches++;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return failed(d, ASSAY_ERROR, "%s: empty grid", variant);
+  const bool early = overlap == Overlap::yes && !std::exchange(d.weights_written, false);
+#ifdef ASSAY_SIMT
+  CUDA_TRY(d, simt::enqueue(d.stream, variant, grid, unsigned(threads), shared, early,
+                            [=] { kernel(static_cast<P>(args)...); }, unsigned(cluster)));
+  return ASSAY_DONE;
+#else
+  if (const int result = raise_shared(d, kernel, shared); result != ASSAY_DONE) return result;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = shared;
   config.stream = d.stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = early && d.architecture >= 90 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (early && d.architecture >= 90) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {unsigned(cluster), 1, 1};
+  }
   CUDA_TRY(d, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
   return ASSAY_DONE;
 #endif
+}
+template <class... P, class... A>
+int launch(AssayDevice& d, const char* variant, Overlap overlap, void (*kernel)(P...), dim3 grid, int threads, size_t shared,
+           A... args) {
+  return launch_in_clusters(d, variant, overlap, kernel, 1, grid, threads, shared, args...);
 }
 
 // ---- the ops, one file each; module.cu collects them. Preconditions are those of engine/abi.h; each checks what it can't do

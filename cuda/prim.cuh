@@ -109,6 +109,46 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// ---- clusters (sm_90 on; elsewhere never launched): consecutive blocks of launch_in_clusters, which run at the same time and
+// may write each other's shared memory. The barrier of a cluster comes in two halves that all threads call by turns: what a
+// thread did before it arrives is seen by all threads behind their wait. Before a cluster's first barrier another block may not
+// have started; a block may end only when no other will write to it.
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return (int)rank;
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// Writes to the same place of shared memory in the cluster's block `rank`. T has 4 or 16 bytes.
+template <class T>
+__device__ __forceinline__ void store_to_block(T* shared, int rank, const T& value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 16);
+#if __CUDA_ARCH__ >= 900
+  uint32_t to, words[sizeof(T) / 4];
+  memcpy(words, &value, sizeof(T));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((uint32_t)__cvta_generic_to_shared(shared)), "r"(rank));
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(words[0]) : "memory");
+  } else {
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+  }
+#endif
+}
+
 // ---- conversions by instruction, exact; the bits of a NaN are not the emulation's and mean nothing
 __device__ __forceinline__ float widen_f16(uint32_t low_bits) {
   float f;

@@ -223,9 +223,40 @@ __global__ void __launch_bounds__(kThreads) step_of_chain(const uint32_t* in, ui
   }
 }
 
+/// Each thread's words go to the same thread of another block of its cluster; without clusters they are read from there.
+constexpr int kCluster = 8;
+__global__ void __launch_bounds__(kThreads) between_blocks(const uint32_t* in, uint32_t* out, bool clusters) {
+  SHARED_BYTES(bytes);
+  const unsigned at = threadIdx.x * kWords, rank = blockIdx.x % kCluster, own = blockIdx.x * kThreads * kWords + at;
+  auto* const shared = reinterpret_cast<uint4*>(bytes) + at / 4;
+  wait_for_previous();
+  if (clusters) {
+    cluster_arrive();
+    cluster_wait();
+    const unsigned to = (unsigned(cluster_rank()) + 3) % kCluster;
+    for (unsigned i = 0; i < kWords / 4; i++) {
+      const uint32_t* w = in + own + 4 * i;
+      store_to_block(shared + i, int(to), make_uint4(w[0], w[1], w[2], w[3]));
+    }
+    store_to_block(reinterpret_cast<uint32_t*>(shared) + 5, int(to), in[own] + rank);
+    cluster_arrive();
+    cluster_wait();
+  }
+  const unsigned from = (rank + kCluster - 3) % kCluster, other = own + (from - rank) * kThreads * kWords;
+  for (unsigned i = 0; i < kWords; i++) {
+    const uint32_t word = i == 5 ? in[other] + from : in[other + i];
+    out[own + i] = clusters ? reinterpret_cast<const uint32_t*>(shared)[i] : word;
+  }
+}
+
 template <class Check>
 int run_one(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
   return launch(d, name, Overlap::no, check<Check>, dim3(kBlocks), kThreads, kShared, in, out);
+}
+int run_clusters(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
+  const bool clusters = clusters_at_once(d, between_blocks, kCluster, kThreads, kShared) > 0;
+  return launch_in_clusters(d, name, Overlap::no, between_blocks, clusters ? kCluster : 1, dim3(kBlocks), kThreads, kShared, in, out,
+                            clusters);
 }
 int run_chain(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 5; i++, std::swap(in, out))
@@ -255,6 +286,7 @@ constexpr struct {
     {"magic", run_one<Magic>},
     {"numerics", run_one<Numerics>},
     {"wait_for_previous", run_chain},
+    {"clusters", run_clusters},
 };
 
 struct Memory {

@@ -348,9 +348,27 @@ TEST(Simt, MemoryCanRunOut) {
   EXPECT_EQ(d.counters().allocations, 2u);
   EXPECT_EQ(d.counters().frees, 2u);
 }
+TEST(Module, ReserveThatDoesNotFitChangesNothing) {
+  const Setting setting("ASSAY_SIMT_MEMORY", "8000000");
+  const Device d;
+  const AssayLimits small{4, 256, 4, 64, 128}, large{4096, 1 << 14, 64, 128, 1 << 15};
+  d.reserve(small);
+  const AssayCounters before = d.counters();
+  EXPECT_EQ(d.module().reserve(d, &large), ASSAY_OUT_OF_MEMORY);
+  EXPECT_WORDS(d.error(), "bytes of device memory: out of memory");
+  EXPECT_EQ(d.counters().allocations, before.allocations);
+  d.reserve(small);
+  EXPECT_EQ(of(d).limits.rows, 4);
+  d.finish();
+}
 
 // ---- the queue
 
+__global__ void add_one(const float* x, float* y, bool before) {
+  const float early = before ? x[threadIdx.x] : 0.0f;
+  wait_for_previous();
+  y[threadIdx.x] = (before ? early : x[threadIdx.x]) + 1.0f;
+}
 TEST(Simt, WorkIsQueuedAndHostMemoryOfStepsIsReadLate) {
   const Device d;
   const Buffer<float> x(d, 4);
@@ -370,23 +388,35 @@ TEST(Simt, WorkIsQueuedAndHostMemoryOfStepsIsReadLate) {
   EXPECT_EQ(x.download()[0], 5.0f);
   d.module().release_host(d, memory);
 }
+TEST(Simt, CopiesInsideTheDeviceAndMarksKeepTheirPlace) {
+  const Device d;
+  const Buffer<float> x(d, counting(kThreads)), y(d, kThreads), z(d, kThreads);
+  d.ok(d.module().mark(d, 3));
+  queue(d, "add_one", add_one, 1, 0, x.get(), y.get(), false);
+  d.ok(d.module().copy(d, z.get(), y.get(), kThreads * 4));
+  queue(d, "add_one", add_one, 1, 0, x.get(), x.get(), false);
+  d.ok(d.module().mark(d, 0));
+  EXPECT_EQ(z.download()[5], 6.0f);
+  double seconds = -1;
+  d.ok(d.module().elapsed(d, 3, 0, &seconds));
+  EXPECT_GE(seconds, 0);
+  EXPECT_EQ(d.module().elapsed(d, 3, 9, &seconds), ASSAY_ERROR);
+  EXPECT_EQ(d.module().mark(d, -1), ASSAY_ERROR);
+}
 TEST(Simt, CopiesOutsideOfAnAllocationAreFaults) {
-  for (const int fault : {0, 1}) {
+  for (const int fault : {0, 1, 2}) {
     Device d;
     d.expect_fault();
-    const Buffer<float> x(d, 4);
+    const Buffer<float> x(d, 4), y(d, 8);
     std::vector<float> host(8);
-    const int result = fault ? d.module().download(d, host.data(), x.get(), 32) : d.module().upload(d, x.get(), host.data(), 32);
+    const int result = fault == 0   ? d.module().download(d, host.data(), x.get(), 32)
+                       : fault == 1 ? d.module().upload(d, x.get(), host.data(), 32)
+                                    : d.module().copy(d, y.get(), x.get(), 32);
     EXPECT_TRUE(result == ASSAY_ERROR || d.module().finish(d) == ASSAY_ERROR);
     EXPECT_WORDS(d.error(), "a copy of 32 bytes outside of an allocation: byte 0 of allocation");
   }
 }
 
-__global__ void add_one(const float* x, float* y, bool before) {
-  const float early = before ? x[threadIdx.x] : 0.0f;
-  wait_for_previous();
-  y[threadIdx.x] = (before ? early : x[threadIdx.x]) + 1.0f;
-}
 __global__ void write_early(float* y, bool before) {
   if (before) y[threadIdx.x] = 7.0f;
   wait_for_previous();

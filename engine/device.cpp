@@ -2,25 +2,54 @@
 
 #include <dlfcn.h>
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "dumps/error.h"
 
 namespace assay {
+namespace {
+
+std::mutex planted_lock;
+std::map<std::filesystem::path, const AssayModule*>& planted_tables() {
+  static std::map<std::filesystem::path, const AssayModule*> tables;
+  return tables;
+}
+const AssayModule* planted_table(const std::filesystem::path& name) {
+  const std::lock_guard held(planted_lock);
+  const auto it = planted_tables().find(name);
+  return it == planted_tables().end() ? nullptr : it->second;
+}
+
+/// The library's table; `library` is what keeps it loaded.
+const AssayModule* table_of_library(const std::filesystem::path& path, void*& library) {
+  const std::string where = path.string();
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored))
+    throw Error(ErrorKind::malformed, where, "no such module", "a shared library behind engine/abi.h", "", "Where nvcc is, ./ci/build makes build/cuda/libassay_cuda.so.");
+  // A path without a slash would be searched for elsewhere.
+  library = dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw Error(ErrorKind::malformed, where, "can't be loaded: " + std::string(dlerror()));
+  const auto entry = reinterpret_cast<AssayModuleFn>(dlsym(library, ASSAY_MODULE_SYMBOL));
+  if (!entry) throw Error(ErrorKind::malformed, where, "is no device module", std::string("an exported ") + ASSAY_MODULE_SYMBOL, "none");
+  return entry();
+}
+
+}  // namespace
+
+void DeviceModule::plant(const std::filesystem::path& name, const AssayModule* table) {
+  const std::lock_guard held(planted_lock);
+  if (table) planted_tables()[name] = table;
+  else planted_tables().erase(name);
+}
 
 std::shared_ptr<const DeviceModule> DeviceModule::load(const std::filesystem::path& library) {
   std::shared_ptr<DeviceModule> m(new DeviceModule);
   m->path_ = library;
   const std::string where = library.string();
-  std::error_code ignored;
-  if (!std::filesystem::exists(library, ignored))
-    throw Error(ErrorKind::malformed, where, "no such module", "a shared library behind engine/abi.h", "", "Where nvcc is, ./ci/build makes build/cuda/libassay_cuda.so.");
-  // A path without a slash would be searched for elsewhere.
-  m->library_ = dlopen(std::filesystem::absolute(library).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!m->library_) throw Error(ErrorKind::malformed, where, "can't be loaded: " + std::string(dlerror()));
-  const auto entry = reinterpret_cast<AssayModuleFn>(dlsym(m->library_, ASSAY_MODULE_SYMBOL));
-  if (!entry) throw Error(ErrorKind::malformed, where, "is no device module", std::string("an exported ") + ASSAY_MODULE_SYMBOL, "none");
-  m->table_ = entry();
+  m->table_ = planted_table(library);
+  if (!m->table_) m->table_ = table_of_library(library, m->library_);
   if (!m->table_) throw Error(ErrorKind::malformed, where, "is no device module", "a table of functions", "a null pointer");
   // Only the first two members may be read before both agree.
   if (m->table_->abi_version != ASSAY_ABI_VERSION)

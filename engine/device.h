@@ -16,6 +16,9 @@ class DeviceModule {
  public:
   /// Throws Error{malformed}: no such file, no library, no `assay_module`, another ABI version or size of table (wanted and found).
   static std::shared_ptr<const DeviceModule> load(const std::filesystem::path& library);
+  /// For planted faults: load(name) takes this table for that of a library, and judges it the same way; null: no longer. What the
+  /// table points to has to outlive every module that was so loaded.
+  static void plant(const std::filesystem::path& name, const AssayModule* table);
   ~DeviceModule();
   DeviceModule(const DeviceModule&) = delete;
   const AssayModule& table() const { return *table_; }
@@ -80,6 +83,8 @@ class Device {
   uint64_t packed_bytes(const Matrix& m) const;
   /// True: done; false: refused. An error throws, naming `what`.
   bool done(int result, const std::string& what) const;
+  /// For planted faults: who watches a replayed graph sees buffers that later nodes have reused.
+  bool plant_shared_capture = false;
 
  private:
   friend class DeviceMemory;

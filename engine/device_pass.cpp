@@ -122,7 +122,7 @@ void DeviceBackend::note(Run& r, const DeviceStep& step, uint64_t launches, doub
 
 /// Queues every step; false: one was refused while a graph is recorded.
 bool DeviceBackend::run_all(Run& r) {
-  const bool watched = r.pass.observer && !r.values.keep;
+  const bool watched = r.pass.observer && !r.values.keep && !r.capturing;
   for (size_t s = 0; s < r.plan.steps.size(); s++) {
     const DeviceStep& step = r.plan.steps[s];
     const Node& first = program_.nodes[size_t(step.nodes[0])];
@@ -244,7 +244,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   Plan& plan = plan_of(pass.batch);
   const bool graph = options_.graph && pass.batch.pass == Pass::decode && plan.whole && options_.preload && !options_.shadow &&
                      weights_.plan().buffers == 0 && t.capture_begin && t.capture_end && t.replay && t.release_graph;
-  Values& values = graph && pass.observer ? plan.kept : plan.shared;
+  Values& values = graph && pass.observer && !device_->plant_shared_capture ? plan.kept : plan.shared;
   const int64_t rows = pass.batch.rows(), logit_rows = int64_t(pass.batch.logit_rows.size());
   prepare(plan, values, rows, logit_rows);
   Run r{pass, &host, plan, values, rows, logit_rows, false, std::vector<bool>(program_.values.size(), false), nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};

@@ -37,6 +37,7 @@ const std::vector<Fault>& faults() {
     add_tokenizer_faults(out);
     add_comparator_faults(out);
     add_subject_faults(out);
+    add_device_faults(out);
     std::set<std::string> names;
     for (const Fault& f : out)
       if (!names.insert(f.name()).second) throw Error(ErrorKind::internal, f.id, "two faults of the same name");

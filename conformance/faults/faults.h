@@ -70,6 +70,7 @@ void add_tail_faults(std::vector<Fault>& out);       // branches that no model t
 void add_artifact_faults(std::vector<Fault>& out);   // files and manifests: artifact_faults.cpp
 void add_tokenizer_faults(std::vector<Fault>& out);  // tokenizer_faults.cpp
 void add_subject_faults(std::vector<Fault>& out);     // other engines' dumps: subject_faults.cpp
+void add_device_faults(std::vector<Fault>& out);      // modules, graphs and memory of a device: device_faults.cpp
 void add_comparator_faults(
     std::vector<Fault>& out);  // comparators that passed what they should fail: comparator_faults.cpp
 

@@ -94,7 +94,7 @@ struct Random {
   }
 };
 
-enum class Waits : uint8_t { no, block, warp, previous, ended };
+enum class Waits : uint8_t { no, block, warp, cluster, previous, ended };
 
 struct Copy {
   void* shared;
@@ -110,6 +110,7 @@ struct Fiber {
   Waits waits = Waits::ended;
   Site site;                  // where it waits
   unsigned calls = 0;         // of wait_for_previous
+  unsigned cluster_arrivals = 0, cluster_waits = 0;
   unsigned open_group = 0;    // copies issued now belong to this one
   std::vector<Copy> copies;   // not yet performed, oldest first
 };
@@ -124,8 +125,17 @@ struct Warp {
 /// In which order the fibers that could run do run.
 enum class Order : uint8_t { newest_first, oldest_first, any };
 
+struct Block;
+/// Blocks that run at the same time.
+struct Cluster {
+  std::vector<Block*> blocks;
+  unsigned arrived = 0, barriers = 0;  // threads that arrived at the barrier that is open; barriers passed
+};
+
 struct Block {
   const Launch* launch = nullptr;
+  Cluster* cluster = nullptr;
+  unsigned rank = 0, running = 0;  // in the cluster; threads that have not ended
   uint3 index{};
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -294,6 +304,7 @@ void fiber_entry() {
   if (block->launch->overlap && f.calls != 1)
     fault("ended after %u calls of wait_for_previous(), not one, though it was launched with Overlap::yes", f.calls);
   f.waits = Waits::ended;
+  block->running--;
   suspend(true);
   abort();
 }
@@ -348,6 +359,7 @@ void begin(Block& b, const Launch& launch, uint64_t number_of_launch, uint3 inde
   b.shadow.cells.clear();
   b.barriers = 0;
   b.index = index;
+  b.running = launch.threads;
   b.random.state = seed;
   b.hold = hold;
   b.arrived = 0;
@@ -362,7 +374,7 @@ void begin(Block& b, const Launch& launch, uint64_t number_of_launch, uint3 inde
     if (!f.stack) f.stack = new_stack(page());
     clean_stack(f);
     f.thread = t;
-    f.calls = f.open_group = 0;
+    f.calls = f.open_group = f.cluster_arrivals = f.cluster_waits = 0;
     f.copies.clear();
     f.waits = Waits::no;
     prepare(f.context, f.stack, t, fiber_entry);
@@ -398,7 +410,10 @@ std::string deadlock(const Block& b) {
       if (!ended++) first_ended = t;
       continue;
     }
-    const std::string place = std::string(f.waits == Waits::block ? "the barrier " : "the warp collective ") + place_of(f.site).text;
+    const char* what = f.waits == Waits::block     ? "the barrier "
+                       : f.waits == Waits::cluster ? "the cluster's barrier "
+                                                   : "the warp collective ";
+    const std::string place = std::string(what) + place_of(f.site).text;
     auto at = std::find_if(places.begin(), places.end(), [&](auto& p) { return p.first == place; });
     if (at == places.end()) at = places.insert(places.end(), {place, {0, t}});
     at->second.first++;
@@ -412,20 +427,44 @@ std::string deadlock(const Block& b) {
   words.pop_back();
   return words;
 }
-/// To the end of the block.
-std::string complete(Block& b) {
-  go(b);
-  if (!fault_words.empty()) return std::exchange(fault_words, {});
-  std::string words = deadlock(b);
-  return words.empty() ? shared_damage(b) : words;
+/// Until no fiber of the cluster can go on. Words of a fault, or "".
+std::string advance(Cluster& c) {
+  for (bool going = true; going;) {
+    going = false;
+    for (Block* b : c.blocks) {
+      if (b->ready.empty()) continue;
+      going = true;
+      go(*b);
+      if (!fault_words.empty()) return std::exchange(fault_words, {});
+    }
+  }
+  return {};
+}
+/// To the end of its blocks.
+std::string complete(Cluster& c) {
+  std::string words = advance(c);
+  for (size_t i = 0; i < c.blocks.size() && words.empty(); i++) words = deadlock(*c.blocks[i]);
+  for (size_t i = 0; i < c.blocks.size() && words.empty(); i++) words = shared_damage(*c.blocks[i]);
+  return words;
+}
+/// The cluster whose first block is `first`; nothing runs yet.
+void begin(Cluster& c, const Launch& launch, uint64_t number_of_launch, uint3 first, uint64_t seed, bool hold) {
+  c.arrived = c.barriers = 0;
+  for (unsigned i = 0; i < launch.cluster; i++) {
+    Block& b = *c.blocks[i];
+    b.cluster = &c;
+    b.rank = i;
+    begin(b, launch, number_of_launch, {first.x + i, first.y, first.z}, seed + i, hold);
+  }
 }
 
-std::vector<uint3> shuffled_blocks(const Launch& launch, Random& random) {
+/// The first blocks of all clusters.
+std::vector<uint3> shuffled_clusters(const Launch& launch, Random& random) {
   std::vector<uint3> blocks;
-  blocks.reserve(size_t(launch.grid.x) * launch.grid.y * launch.grid.z);
+  blocks.reserve(size_t(launch.grid.x / launch.cluster) * launch.grid.y * launch.grid.z);
   for (unsigned z = 0; z < launch.grid.z; z++)
     for (unsigned y = 0; y < launch.grid.y; y++)
-      for (unsigned x = 0; x < launch.grid.x; x++) blocks.push_back({x, y, z});
+      for (unsigned x = 0; x < launch.grid.x; x += launch.cluster) blocks.push_back({x, y, z});
   random.shuffle(blocks.data(), blocks.size());
   return blocks;
 }
@@ -434,11 +473,12 @@ std::vector<uint3> shuffled_blocks(const Launch& launch, Random& random) {
 
 struct Started {
   Launch launch;
-  std::vector<Block*> blocks;
+  std::vector<std::unique_ptr<Cluster>> clusters;
   std::string fault;
 };
 void EndStarted::operator()(Started* s) const {
-  for (Block* b : s->blocks) put_back(b);
+  for (const auto& c : s->clusters)
+    for (Block* b : c->blocks) put_back(b);
   delete s;
 }
 
@@ -451,26 +491,27 @@ StartedPointer start(const Launch& launch, uint64_t seed) {
   const uint64_t number = ++launches;
   StartedPointer s(new Started{launch, {}, {}});
   Random random{seed};
-  for (const uint3 index : shuffled_blocks(launch, random)) {
-    Block* reused = take(spare().blocks);
-    s->blocks.push_back(reused ? reused : new Block);
-    Block& b = *s->blocks.back();
-    begin(b, s->launch, number, index, seed + s->blocks.size(), true);
-    go(b);
-    if (fault_words.empty()) continue;
-    s->fault = std::exchange(fault_words, {});
-    break;
+  for (const uint3 index : shuffled_clusters(launch, random)) {
+    Cluster& c = *s->clusters.emplace_back(std::make_unique<Cluster>());
+    while (c.blocks.size() < launch.cluster) {
+      Block* reused = take(spare().blocks);
+      c.blocks.push_back(reused ? reused : new Block);
+    }
+    begin(c, s->launch, number, index, seed + s->clusters.size() * launch.cluster, true);
+    s->fault = advance(c);
+    if (!s->fault.empty()) break;
   }
   return s;
 }
 
 std::string finish(Started& s) {
   copies_now = copies_mode();
-  for (size_t i = 0; i < s.blocks.size() && s.fault.empty(); i++) {
-    Block& b = *s.blocks[i];
-    b.hold = false;
-    wake(b, 0, s.launch.threads, Waits::previous);
-    s.fault = complete(b);
+  for (size_t i = 0; i < s.clusters.size() && s.fault.empty(); i++) {
+    for (Block* b : s.clusters[i]->blocks) {
+      b->hold = false;
+      wake(*b, 0, s.launch.threads, Waits::previous);
+    }
+    s.fault = complete(*s.clusters[i]);
   }
   return s.fault;
 }
@@ -478,12 +519,16 @@ std::string finish(Started& s) {
 std::string run(const Launch& launch, uint64_t seed) {
   copies_now = copies_mode();
   const uint64_t number = ++launches;
-  static Block* reused = new Block;  // keeps its stacks, too
+  static auto* kept = new std::vector<Block*>;  // they keep their stacks, too
+  while (kept->size() < launch.cluster) kept->push_back(new Block);
+  Cluster c;
+  c.blocks.assign(kept->begin(), kept->begin() + launch.cluster);
   Random random{seed};
-  uint64_t n = 0;
-  for (const uint3 index : shuffled_blocks(launch, random)) {
-    begin(*reused, launch, number, index, seed + ++n, false);
-    std::string words = complete(*reused);
+  uint64_t n = 1;
+  for (const uint3 index : shuffled_clusters(launch, random)) {
+    begin(c, launch, number, index, seed + n, false);
+    n += launch.cluster;
+    std::string words = complete(c);
     if (!words.empty()) return words;
   }
   return {};
@@ -612,6 +657,41 @@ void wait_for_previous(Site site) {
   fiber->waits = Waits::previous;
   fiber->site = site;
   suspend();
+}
+
+unsigned cluster_rank() { return block->rank; }
+void cluster_arrive(Site site) {
+  if (fiber->cluster_arrivals != fiber->cluster_waits) fault("%s: arrives again without waiting", place_of(site).text);
+  fiber->cluster_arrivals++;
+  Cluster& c = *block->cluster;
+  if (++c.arrived < c.blocks.size() * block->launch->threads) return;
+  c.arrived = 0;
+  c.barriers++;
+  for (Block* b : c.blocks) {
+    b->barriers++;
+    wake(*b, 0, b->launch->threads, Waits::cluster);
+  }
+}
+void cluster_wait(Site site) {
+  if (fiber->cluster_arrivals == fiber->cluster_waits) fault("%s: waits without having arrived", place_of(site).text);
+  fiber->cluster_waits++;
+  if (block->cluster->barriers >= fiber->cluster_waits) return;
+  fiber->waits = Waits::cluster;
+  fiber->site = site;
+  suspend();
+}
+void store_to_block(void* shared, int rank, const void* value, size_t bytes, Site site) {
+  const Cluster& c = *block->cluster;
+  auto* const to = static_cast<std::byte*>(shared);
+  const ptrdiff_t at = to - block->shared;
+  if (rank < 0 || size_t(rank) >= c.blocks.size())
+    fault("%s: block %d of a cluster of %zu", place_of(site).text, rank, c.blocks.size());
+  if (at < 0 || size_t(at) + bytes > block->launch->shared || reinterpret_cast<uintptr_t>(to) % bytes)
+    fault("%s: a store to byte %td of %zu of another block's shared memory", place_of(site).text, at, block->launch->shared);
+  Block& other = *c.blocks[size_t(rank)];
+  if (c.barriers == 0) fault("%s: no barrier of the cluster says that block %d has started", place_of(site).text, rank);
+  if (other.running == 0) fault("%s: block %d of the cluster has ended", place_of(site).text, rank);
+  memcpy(other.shared + at, value, bytes);
 }
 
 }  // namespace simt

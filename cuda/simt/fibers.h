@@ -7,6 +7,7 @@
 //  - two threads that meet in barriers or collectives of different source lines;
 //  - shared memory written outside of what the launch asked for (reads too, under AddressSanitizer);
 //  - an asynchronous copy that is misaligned, or whose target is not the block's shared memory;
+//  - shared memory of another block of the cluster written before a barrier of the cluster, or after that block has ended;
 //  - a kernel launched with Overlap::yes in which a thread does not call wait_for_previous() exactly once.
 // Asynchronous copies happen at the wait that covers them (ASSAY_SIMT_COPIES=late, the default), at once (early) or either
 // (random): a wait that covers too little and a buffer reused too soon both give wrong numbers.
@@ -29,10 +30,12 @@ struct Launch {
   size_t shared = 0;
   bool overlap = false;  // may start before the kernel before it has ended
   std::function<void()> body;
+  unsigned cluster = 1;  // so many blocks, consecutive in x, run at the same time
 };
 
 /// Bytes of shared memory that a block may have; threads of a block; threads that may be held between start and finish.
 inline constexpr size_t kSharedLimit = 227 << 10;
+inline constexpr unsigned kClusterLimit = 16;
 inline constexpr unsigned kThreadLimit = 1024, kHeldThreads = 4096;
 
 /// A launch between its start and its end.

@@ -73,6 +73,10 @@ ASSAY_SIMT_HIDDEN void copy_async(void* shared, const void* global, unsigned byt
 ASSAY_SIMT_HIDDEN void copy_commit();
 ASSAY_SIMT_HIDDEN void copy_wait(unsigned pending);
 ASSAY_SIMT_HIDDEN void wait_for_previous(Site site);
+ASSAY_SIMT_HIDDEN unsigned cluster_rank();
+ASSAY_SIMT_HIDDEN void cluster_arrive(Site site);
+ASSAY_SIMT_HIDDEN void cluster_wait(Site site);
+ASSAY_SIMT_HIDDEN void store_to_block(void* shared, int rank, const void* value, size_t bytes, Site site);
 
 template <class T>
 T exchange(Collective kind, T v, int lane, Site site) {
@@ -144,6 +148,15 @@ __attribute__((no_sanitize("thread"))) inline void atomic_min(int64_t* p, int64_
 
 inline void wait_for_previous(ASSAY_SIMT_SITE) { simt::wait_for_previous({file, line}); }
 inline void let_next_start() {}  // fibers.h: the next kernel starts as early as anything may allow
+
+inline int cluster_rank() { return int(simt::cluster_rank()); }
+inline void cluster_arrive(ASSAY_SIMT_SITE) { simt::cluster_arrive({file, line}); }
+inline void cluster_wait(ASSAY_SIMT_SITE) { simt::cluster_wait({file, line}); }
+template <class T>
+void store_to_block(T* shared, int rank, const T& value, ASSAY_SIMT_SITE) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 16);
+  simt::store_to_block(shared, rank, &value, sizeof value, {file, line});
+}
 
 inline float widen_f16(uint32_t low_bits) { return f32_of_f16(uint16_t(low_bits)); }
 

@@ -174,15 +174,16 @@ bool spoils_capture() {
 }  // namespace
 
 cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned threads, size_t shared, bool overlap,
-                    std::function<void()> body) {
+                    std::function<void()> body, unsigned cluster) {
   const Lock guard(lock());
   if (threads == 0 || threads > kThreadLimit || threads % 32 || shared > kSharedLimit || grid.y > 65535 || grid.z > 65535 ||
-      grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z)
+      grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z || cluster < 1 || cluster > kClusterLimit || grid.x % cluster)
     return cudaErrorInvalidConfiguration;
   Work work;
-  work.kernel = {name, grid, threads, shared, overlap, std::move(body)};
+  work.kernel = {name, grid, threads, shared, overlap, std::move(body), cluster};
   return submit(*stream, std::move(work), false);
 }
+int clusters_at_once() { return int(number_from("ASSAY_SIMT_CLUSTERS", 8)); }
 
 }  // namespace simt
 

@@ -77,5 +77,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 namespace simt {
 /// Queues a kernel; `body` is what one thread does and holds copies of the arguments.
 cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned threads, size_t shared, bool overlap,
-                    std::function<void()> body);
+                    std::function<void()> body, unsigned cluster = 1);
+/// Clusters that run at a time: ASSAY_SIMT_CLUSTERS, or 8.
+int clusters_at_once();
 }  // namespace simt
