@@ -175,7 +175,7 @@ std::span<const SynthShape> synth_shapes() {
 }
 
 bool SynthShape::runs() const {
-  return family == "qwen3" || family == "qwen3_vl" || family == "olmo2";
+  return family == "qwen2" || family == "qwen3" || family == "qwen3_vl" || family == "olmo2";
 }
 
 int64_t SynthShape::parameters() const {
