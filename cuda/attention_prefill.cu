@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
       to[1] = make_float4(v[4], v[5], v[6], v[7]);
     };
 
-    float acc[4][32], sum[kSums], whole_sum = 0.0f;
+    float acc[4][32], sum[kSums] = {}, whole_sum = 0.0f;
     int quad = 0, block = 0, first = position_class;  // position of the quad's first lane in this block
     // How many blocks of a quad all rows see in all of its lanes.
     const auto plain_blocks = [&] { return ((seen_by_all - quad_lane(3) - first) >> 8) + 1; };
