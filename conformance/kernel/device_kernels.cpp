@@ -238,7 +238,7 @@ void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin
 void add(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, true); }
 
 // Isa::scalar: no panels are packed for it, and code_bytes_for gives room for a pointer in every group.
-constexpr Kernels kTable = {Isa::scalar, linear, quantise, quant_linear, embed, rms_norm, head_norm, rope, kv_store, attention, silu_mul, add};
+constexpr Kernels kDeviceTable = {Isa::scalar, linear, quantise, quant_linear, embed, rms_norm, head_norm, rope, kv_store, attention, silu_mul, add};
 
 }  // namespace
 
@@ -248,7 +248,7 @@ DeviceKernels::DeviceKernels(std::shared_ptr<Device> device) : state_(std::make_
   current = state_.get();
 }
 DeviceKernels::~DeviceKernels() { current = nullptr; }
-const Kernels& DeviceKernels::table() const { return kTable; }
+const Kernels& DeviceKernels::table() const { return kDeviceTable; }
 std::string DeviceKernels::refused() { return std::exchange(state_->refused, ""); }
 std::string DeviceKernels::variants() const {
   std::string out;
