@@ -93,7 +93,8 @@ int start(ModuleDevice& d, int32_t ordinal) {
   d.processors = properties.multiProcessorCount;
   d.architecture = properties.major * 10 + properties.minor;
   d.shared_limit = properties.sharedMemPerBlockOptin;
-  if (d.architecture < 80) return failed(d, ASSAY_ERROR, "%s is sm_%d: sm_80 or newer is needed", properties.name, d.architecture);
+  if (d.architecture < 80)
+    return failed(d, ASSAY_ERROR, "%s is sm_%d: sm_80 or newer is needed", properties.name, d.architecture);
   CUDA_TRY(d, cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking));
   return ASSAY_DONE;
 }
@@ -301,11 +302,12 @@ int capture_begin(AssayDevice* device) noexcept {
     return int(ASSAY_DONE);
   });
 }
+constexpr uint64_t AssayCounters::*kRecorded[] = {&AssayCounters::launches, &AssayCounters::uploads, &AssayCounters::upload_bytes,
+                                                  &AssayCounters::downloads, &AssayCounters::download_bytes};
 /// Nothing that was recorded has happened yet: it is counted by each replay.
 AssayCounters take_recorded(ModuleDevice& d) {
   AssayCounters recorded{};
-  for (auto member : {&AssayCounters::launches, &AssayCounters::uploads, &AssayCounters::upload_bytes, &AssayCounters::downloads,
-                      &AssayCounters::download_bytes}) {
+  for (auto member : kRecorded) {
     recorded.*member = d.counters.*member - d.before_capture.*member;
     d.counters.*member = d.before_capture.*member;
   }
@@ -335,9 +337,7 @@ int replay(AssayDevice* device, void* graph) noexcept {
     if (d.capturing) return while_capturing(d, "replay");
     const Graph& g = *static_cast<const Graph*>(graph);
     CUDA_TRY(d, cudaGraphLaunch(g.executable, d.stream));
-    for (auto member : {&AssayCounters::launches, &AssayCounters::uploads, &AssayCounters::upload_bytes, &AssayCounters::downloads,
-                        &AssayCounters::download_bytes})
-      d.counters.*member += g.recorded.*member;
+    for (auto member : kRecorded) d.counters.*member += g.recorded.*member;
     d.counters.replays++;
     return int(ASSAY_DONE);
   });

@@ -323,8 +323,8 @@ int run_check(AssayDevice& d, int which, const uint32_t* in, uint32_t* out) {
 extern "C" __attribute__((visibility("default"))) const char* assay_primitive_name(int which) {
   return which >= 0 && size_t(which) < std::size(assay::kChecks) ? assay::kChecks[which].name : nullptr;
 }
-extern "C" __attribute__((visibility("default"))) int assay_check_primitive(int ordinal, int which, const uint32_t* in, uint32_t* out,
-                                                                            char* words) {
+extern "C" __attribute__((visibility("default"))) int assay_check_primitive(int ordinal, int which, const uint32_t* in,
+                                                                            uint32_t* out, char* words) {
   words[0] = 0;
   if (!assay_primitive_name(which)) return ASSAY_ERROR;
   AssayDevice d;

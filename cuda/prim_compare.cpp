@@ -50,7 +50,8 @@ int main(int count, char** arguments) {
       }
       for (size_t i = 0; i < in.size(); i++) {
         if (out[0][i] == out[1][i]) continue;
-        if (!words++) printf("%s: seed %d, word %zu: %08x and %08x\n", libraries[0].name(which), int(seed), i, out[0][i], out[1][i]);
+        if (!words++)
+          printf("%s: seed %d, word %zu: %08x and %08x\n", libraries[0].name(which), int(seed), i, out[0][i], out[1][i]);
       }
     }
     printf("%-20s %s\n", libraries[0].name(which), words ? "DIFFERS" : "same bytes");

@@ -83,7 +83,11 @@ const std::map<std::string, Expected> kExpected = {
        for (int b = 0; b < 4; b++) sum += uint32_t(byte_of(word(in, at, t, i), b) * byte_of(word(in, at, t, (i + 5) % 16), b));
        return sum;
      }},
-    {"mma_s8_k16", [](const Bits& in, int at) { return product(in, at, 16, at % 16 / 4 * 4, at % 16 / 4 == 1 ? 0x4b400000u : uint32_t(at % 16 / 4 * 4)); }},
+    {"mma_s8_k16",
+     [](const Bits& in, int at) {
+       const int first = at % 16 / 4 * 4;
+       return product(in, at, 16, first, first == 4 ? 0x4b400000u : uint32_t(first));
+     }},
     {"mma_s8_k32",
      [](const Bits& in, int at) {
        return at % 8 >= 4 ? 0u : product(in, at, 32, at % 16 / 8 * 8, at % 16 < 8 ? 0x4b400000u : 8u);

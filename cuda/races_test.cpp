@@ -10,7 +10,15 @@ using namespace test;
 
 constexpr int kThreads = 64;
 
-enum Fault { none, no_barrier_before_reading, no_barrier_before_writing, no_warp_barrier, copied_too_soon, same_element, other_block };
+enum Fault {
+  none,
+  no_barrier_before_reading,
+  no_barrier_before_writing,
+  no_warp_barrier,
+  copied_too_soon,
+  same_element,
+  other_block
+};
 
 /// Two rounds: each thread writes, reads what a thread of another warp wrote, then exchanges within its warp.
 __global__ void two_rounds(Fault fault, const float* x, float* y) {
@@ -39,16 +47,18 @@ __global__ void two_rounds(Fault fault, const float* x, float* y) {
 }
 TEST(Races, AreFoundWhateverTheOrder) {
   const std::string words[] = {"", "of shared memory is", "of shared memory is", "of shared memory is", "of shared memory is",
-                               " bytes) is written here and written by thread", " bytes) is written here and written in another block by thread"};
+                               " bytes) is written here and written by thread",
+                               " bytes) is written here and written in another block by thread"};
   for (int fault = none; fault <= other_block; fault++)
     for (const char* seed : {"1", "2", "3", "4", "5", "6", "7", "8"}) {
       setenv("ASSAY_SIMT_SEED", seed, 1);
       Device d;
       const Buffer<float> x(d, std::vector<float>(kThreads, 1.0f)), y(d, 2 * kThreads);
-      d.ok(launch(*static_cast<AssayDevice*>(d), "two_rounds", Overlap::no, two_rounds, dim3(2), kThreads, kThreads * 4, Fault(fault),
-                  x.get(), y.get()));
+      d.ok(launch(*static_cast<AssayDevice*>(d), "two_rounds", Overlap::no, two_rounds, dim3(2), kThreads, kThreads * 4,
+                  Fault(fault), x.get(), y.get()));
       if (fault != none) d.expect_fault();
-      EXPECT_EQ(d.module().finish(d), fault == none ? ASSAY_DONE : ASSAY_ERROR) << "fault " << fault << ", seed " << seed << d.error();
+      EXPECT_EQ(d.module().finish(d), fault == none ? ASSAY_DONE : ASSAY_ERROR)
+          << "fault " << fault << ", seed " << seed << d.error();
       EXPECT_EQ(d.error().find("a race: byte ") != std::string::npos, fault != none) << d.error();
       EXPECT_NE(d.error().find(words[fault]), std::string::npos) << d.error();
     }

@@ -89,8 +89,8 @@ __global__ void some_at_barrier(int fault, float* y) {
   if (fault == 0) y[t] = shuffle_xor(float(t), 1);
 }
 TEST(Simt, BarriersAndCollectivesThatNotAllReachAreToldInWords) {
-  const std::string words[] = {"no fault", "deadlock: 96 of 128 threads", "comes to the barrier simt_test.cpp:", "wait at the warp collective simt_test.cpp:",
-                               "comes to the warp collective simt_test.cpp:"};
+  const std::string words[] = {"no fault", "deadlock: 96 of 128 threads", "comes to the barrier simt_test.cpp:",
+                               "wait at the warp collective simt_test.cpp:", "comes to the warp collective simt_test.cpp:"};
   for (int fault = 0; fault < 5; fault++) {
     Device d;
     const Buffer<float> y(d, kThreads);
@@ -244,7 +244,8 @@ TEST(Simt, WritesOutsideOfAnAllocationAreFaults) {
 TEST(Simt, WritesOutsideOfSharedMemoryAreFaults) {
   for (const int at : {-1, -60, 50, 51})
     expect_fault([&](Device& d) { queue(d, "write_shared_at", write_shared_at, 2, 200, at); },
-                 at < 0 ? "200 bytes of shared memory were written before their start" : "200 bytes of shared memory were written past their end");
+                 at < 0 ? "200 bytes of shared memory were written before their start"
+                        : "200 bytes of shared memory were written past their end");
 }
 TEST(Simt, AnAccessFarBehindSharedMemoryDiesWithWords) {
   EXPECT_DEATH(

@@ -124,7 +124,8 @@ inline HostWeight random_weight(Rng& rng, WeightType type, int64_t rows, int64_t
     }
     return w;
   }
-  for (std::byte& b : w.bytes) b = kind == Weights::odd && uniform(rng, 0, 2) == 0 ? std::byte(rng() % 2 ? 0xff : 0x80) : std::byte(rng());
+  for (std::byte& b : w.bytes)
+    b = kind == Weights::odd && uniform(rng, 0, 2) == 0 ? std::byte(rng() % 2 ? 0xff : 0x80) : std::byte(rng());
   const auto scale = [&]() -> uint16_t {
     constexpr uint16_t kOdd[] = {0x0000, 0x8000, 0x0001, 0x83ff, 0x03ff, 0x7bff, 0xfbff};
     if (kind == Weights::odd && rng() % 3 == 0) return kOdd[rng() % std::size(kOdd)];

@@ -154,7 +154,8 @@ void check_zones([[maybe_unused]] State& s, [[maybe_unused]] std::byte* at, [[ma
     std::byte* from = front ? z.front : z.back;
     const size_t bytes = front ? kZone : z.back_bytes;
     if (intact(from, bytes, kGuard)) continue;
-    if (s.damage.empty()) s.damage = std::string("device memory ") + (front ? "before " : "behind ") + words_on(a) + " was written";
+    if (s.damage.empty())
+      s.damage = std::string("device memory ") + (front ? "before " : "behind ") + words_on(a) + " was written";
     write_guard(from, bytes);
   }
 #endif
@@ -196,7 +197,8 @@ void* allocate(size_t bytes) {
       a.taken = i->second.taken;
 #ifndef ASSAY_SIMT_ASAN
       const Open open(at, a.taken);
-      if (s.damage.empty() && !intact(at, a.taken, 0xffff)) s.damage = words_on(i->second) + " was written after it had been freed";
+      if (s.damage.empty() && !intact(at, a.taken, 0xffff))
+        s.damage = words_on(i->second) + " was written after it had been freed";
 #endif
       break;
     }

@@ -45,7 +45,8 @@ bool ordered(const Access& before, const Access& now) {
   if (caller && dladdr(caller, &info) && info.dli_fbase)
     snprintf(line, sizeof line, " (addr2line -Cfie %s %#tx)", info.dli_fname,
              static_cast<const char*>(caller) - static_cast<const char*>(info.dli_fbase) - 1);
-  snprintf(words, sizeof words, "a race: %s is %s by thread %u, and nothing says which comes first%s", where, how, other.thread, line);
+  snprintf(words, sizeof words, "a race: %s is %s by thread %u, and nothing says which comes first%s", where,
+           how, other.thread, line);
   found(words);
 }
 void in_shared(Running& r, size_t byte, bool write, const void* caller) {
@@ -78,7 +79,8 @@ void in_device(const Running& r, uintptr_t byte, bool write, const void* caller)
   if (at != w.by_byte.end() && (at->second.block != r.block || !ordered(at->second.access, r.now))) {
     char where[160], how[80];
     arena::describe(reinterpret_cast<const void*>(byte), where, sizeof where);
-    snprintf(how, sizeof how, "%s here and written%s", write ? "written" : "read", at->second.block == r.block ? "" : " in another block");
+    snprintf(how, sizeof how, "%s here and written%s", write ? "written" : "read",
+             at->second.block == r.block ? "" : " in another block");
     tell(where, how, at->second.access, caller);
   }
   if (!write) return;

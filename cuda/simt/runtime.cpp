@@ -285,7 +285,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   }
   work.device = const_cast<void*>(from);
   work.to = static_cast<std::byte*>(to);
-  if (!stream->captured && stream->error == cudaSuccess && !still_read(*stream, to, bytes)) memset(to, 0xff, bytes);  // until then
+  if (!stream->captured && stream->error == cudaSuccess && !still_read(*stream, to, bytes))
+    memset(to, 0xff, bytes);  // until then
   return submit(*stream, std::move(work), false);
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream) {
