@@ -23,7 +23,7 @@ struct EngineOptions {
   Activations activations = Activations::s16;   // of quantised weights; without any it has no effect
   int slots = 1;
   int64_t context = 0;        // positions per slot; 0: the model's own maximum
-  DeviceOptions device;       // module empty: the CPU alone
+  DeviceOptions device = {};  // module empty: the CPU alone
   bool poison = false;        // fill unwritten state and every output with NaN before it is written (checks)
 };
 
