@@ -225,7 +225,7 @@ const float* DeviceBackend::finish_pass(Run& r) {
     const int64_t columns = c.kv_heads * c.head_dim, half = r.rows * columns;
     const bool is_v = at >= half;
     if (at < 0 || at >= 2 * half)
-      throw Error(ErrorKind::internal, "layer." + std::to_string(l), "the device reports an overflow outside of the pass",
+      throw Error(ErrorKind::internal, "layer." + std::to_string(l) + "/kv_store", "the device reports an overflow outside of the pass",
                   "0 to " + std::to_string(2 * half - 1), std::to_string(at));
     const int64_t row = (at % half) / columns, column = (at % half) % columns;
     throw Error(ErrorKind::numeric, "layer." + std::to_string(l) + (is_v ? "/v_proj" : "/k_rope"),

@@ -227,17 +227,6 @@ void frozen_position(AssayModule& t) {
   };
 }
 
-/// D10: every later pass of more than one row runs with as many positions as the first one had.
-void first_chunks_geometry(AssayModule& t) {
-  t.attention = [](AssayDevice* d, const AssayAttention* a) {
-    if (a->rows < 2) return now.real->attention(d, a);
-    if (now.longest == 0) now.longest = a->longest;
-    AssayAttention with = *a;
-    with.longest = std::min(with.longest, now.longest);
-    return now.real->attention(d, &with);
-  };
-}
-
 /// D11: of inputs that are shorter than earlier ones the last word is not refreshed.
 void stale_tail(AssayModule& t) {
   t.upload = [](AssayDevice* d, void* to, const void* host, uint64_t bytes) {
@@ -759,8 +748,6 @@ void add_device_faults(std::vector<Fault>& out) {
       with_module(other_order<multiple_of_4>));
   add("C13/shared-capture", "a dump under graph replay shows buffers that later layers have reused", How::value,
       with_engine([](Engine& e) { e.device()->device().plant_shared_capture = true; }));
-  add("D10/first-chunks-geometry", "a later chunk of a prefill runs with the first chunk's number of positions", How::state,
-      with_module(first_chunks_geometry));
   add("D11/stale-tail", "the tail of a static buffer is not refreshed when a run is shorter than the one before", How::state,
       with_module(stale_tail));
   add("D12/zero-times-tail", "attention adds 0 times the V row behind the last position", How::kernel,
