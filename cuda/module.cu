@@ -1,5 +1,6 @@
 // The table of engine/abi.h: opening a device, its memory, its queue, graphs, and one entry per op (the ops' own files do the
 // work). No exception leaves an entry; every failure sets the device's words.
+#include <array>
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -302,8 +303,9 @@ int capture_begin(AssayDevice* device) noexcept {
     return int(ASSAY_DONE);
   });
 }
-constexpr uint64_t AssayCounters::*kRecorded[] = {&AssayCounters::launches, &AssayCounters::uploads, &AssayCounters::upload_bytes,
-                                                  &AssayCounters::downloads, &AssayCounters::download_bytes};
+// An array of pointers to members by its plain declarator is rewritten by nvcc with parentheses that the host compiler warns of.
+constexpr std::array kRecorded = {&AssayCounters::launches, &AssayCounters::uploads, &AssayCounters::upload_bytes,
+                                  &AssayCounters::downloads, &AssayCounters::download_bytes};
 /// Nothing that was recorded has happened yet: it is counted by each replay.
 AssayCounters take_recorded(ModuleDevice& d) {
   AssayCounters recorded{};
