@@ -170,8 +170,8 @@ __device__ __forceinline__ void for_units(const AttentionCall& call, int first, 
 
 // ---- arithmetic
 
-/// x[i] = exp_f32(x[i]) for x[i] <= 0 or NaN, the same bits (attention_test.cpp): where the results are far from denormal, 2^n
-/// is an integer added to the exponent and nothing needs a clamp.
+/// x[i] = exp_f32(x[i]) for x[i] <= 0 or NaN, the same bits (attention_test.cpp), by the shorter form where all results are far
+/// from denormal.
 template <int kCount>
 __device__ __forceinline__ void exp_of_differences(float (&x)[kCount]) {
   bool plain = true;
@@ -179,18 +179,7 @@ __device__ __forceinline__ void exp_of_differences(float (&x)[kCount]) {
   for (int i = 0; i < kCount; i++) plain = plain && x[i] > -80.0f;
   if (plain) {
 #pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      const float shifted = fma_f32(x[i], 0x1.715476p+0f, kMagic), n = sub_f32(shifted, kMagic);
-      float r = fma_f32(n, -0x1.62e4p-1f, x[i]);
-      r = fma_f32(n, -0x1.7f7d1cp-20f, r);
-      float p = 0x1.685028p-10f;
-      p = fma_f32(p, r, 0x1.123bf8p-7f);
-      p = fma_f32(p, r, 0x1.555b9ap-5f);
-      p = fma_f32(p, r, 0x1.55548ep-3f);
-      p = fma_f32(p, r, 0x1.fffff8p-2f);
-      p = fma_f32(p, r, 1.0f);
-      x[i] = float_of(bits_of(fma_f32(p, r, 1.0f)) + (bits_of(shifted) << 23));  // the shift leaves the low bits: n
-    }
+    for (int i = 0; i < kCount; i++) x[i] = exp_near_f32(x[i]);
   } else {
 #pragma unroll 1
     for (int i = 0; i < kCount; i++) {  // element 0 again and again, so that registers are not indexed

@@ -1,7 +1,7 @@
 // The table of engine/abi.h: opening a device, its memory, its queue, graphs, and one entry per op (the ops' own files do the
 // work). No exception leaves an entry; every failure sets the device's words.
-#include <array>
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 #include <memory>

@@ -21,16 +21,8 @@ namespace assay {
 
 constexpr int kFewThreads = 256, kFewRows = 32;
 
-struct FewArgs {
-  const unsigned char* weights;
-  int64_t codes_row, high_row, scales_row, super_row;
-  int64_t high, scales, super;
-  int32_t outputs, tiles, blocks, quads;
-  QuantisedTokens x;
-  int32_t tokens;
-  const float* bias;
-  const float* residual;
-  float* y;
+struct FewArgs : MatrixOnTokens {
+  int32_t tiles;
 };
 
 /// Bytes of a stage: per row, in planes of their own, codes [block][part][lane] 16, high [block][lane], scales [lane][block],
@@ -213,13 +205,8 @@ int quant_few(AssayDevice& d, const AssayLinear& a) {
   int result = quantise_tokens(d, a, kFewTokens, g.x);
   for (int i = 0; i < a.count && result == ASSAY_DONE; i++) {
     const AssayWeight& w = a.w[i];
-    const PackedLayout l = packed_layout(w.type, w.rows, w.columns);
-    g.weights = static_cast<const unsigned char*>(w.data);
-    g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
-    g.high = l.high, g.scales = l.scales, g.super = l.super;
-    g.outputs = int32_t(w.rows), g.blocks = int32_t(l.blocks), g.quads = int32_t(l.quads), g.tokens = int32_t(a.rows);
+    set_matrix(a, i, g);
     g.tiles = int32_t((w.rows + kFewRows - 1) / kFewRows);
-    g.bias = a.bias[i], g.residual = a.residual, g.y = a.y[i];
     const dim3 grid = dim3(unsigned(std::min<int64_t>(g.tiles, 2 * d.processors)), unsigned(chunks));
     with_type_and_digits(w.type, a.activations, [&]<int32_t kType, int kDigits>() {
       result = launch(d, variant_name("few", kType, kDigits).c_str(), Overlap::yes, few<kType, kDigits>, grid, kFewThreads,

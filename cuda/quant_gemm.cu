@@ -25,17 +25,7 @@ constexpr int kGemmThreads = 256, kTileRows = 128, kPairBlocks = 2;
 /// Of one of the two partial sums per output that wait in shared memory.
 constexpr int kParkBytes = kTileRows * kTileTokens * 4, kGemmShared = 227 << 10;
 
-struct GemmArgs {
-  const unsigned char* weights;
-  int64_t codes_row, high_row, scales_row, super_row;
-  int64_t high, scales, super;
-  int32_t outputs, blocks;  // blocks of the weights; those of x may be one more
-  QuantisedTokens x;
-  int32_t tokens;
-  const float* bias;
-  const float* residual;
-  float* y;
-};
+using GemmArgs = MatrixOnTokens;
 
 /// Bytes of a stage of kPairs pairs of blocks: codes [block][part][row] 16, high [block][row], scales [row][block], super
 /// [row][block] 4, codes of x [block][digit][pair of eights][thread] 16, scales and sums of x [block][token] in the order of
@@ -312,12 +302,7 @@ int quant_gemm(AssayDevice& d, const AssayLinear& a) {
   int result = quantise_tokens(d, a, kTileTokens, g.x);
   for (int i = 0; i < a.count && result == ASSAY_DONE; i++) {
     const AssayWeight& w = a.w[i];
-    const PackedLayout l = packed_layout(w.type, w.rows, w.columns);
-    g.weights = static_cast<const unsigned char*>(w.data);
-    g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
-    g.high = l.high, g.scales = l.scales, g.super = l.super;
-    g.outputs = int32_t(w.rows), g.blocks = int32_t(l.blocks), g.tokens = int32_t(a.rows);
-    g.bias = a.bias[i], g.residual = a.residual, g.y = a.y[i];
+    set_matrix(a, i, g);
     const dim3 grid = dim3(unsigned((a.rows + kTileTokens - 1) / kTileTokens), unsigned((w.rows + kTileRows - 1) / kTileRows));
     with_type_and_digits(w.type, a.activations, [&]<int32_t kType, int kDigits>() {
       result = launch(d, variant_name("gemm", kType, kDigits).c_str(), Overlap::yes, gemm<kType, kDigits>, grid, kGemmThreads,

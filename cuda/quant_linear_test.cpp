@@ -3,6 +3,7 @@
 // and negative. What the op writes is NaN before, with a guard behind it.
 #include <cctype>
 
+#include "cuda/quantise.cuh"
 #include "cuda/test_support.h"
 
 namespace assay {
@@ -74,7 +75,7 @@ std::string run(const Device& device, Rng& rng, const Case& c) {
   a.x = device_x.get(), a.rows = c.rows, a.eps = 1e-5f, a.gated = c.gated;
   a.norm = c.norm ? device_norm.get() : nullptr;
   std::vector<HostWeight> weights;
-  std::vector<PackedWeight> packed;
+  std::vector<test::PackedWeight> packed;
   std::vector<std::vector<float>> bias, want;
   std::vector<Buffer<float>> device_bias, y;
   weights.reserve(3), packed.reserve(3), bias.reserve(3), device_bias.reserve(3), y.reserve(3);
@@ -185,6 +186,21 @@ TEST(CudaQuantLinear, AFewRows) {
       }
     }
   }
+}
+
+template <int kDigits>
+void expect_divisions() {
+  int64_t other = 0;
+  for (uint32_t significand = 0; significand < (1u << 23); significand++) {  // of [1, 2): the exponent changes nothing
+    const float amax = float_of(0x3f800000u | significand);
+    other += bits_of(scale_of_largest<kDigits>(amax)) != bits_of(div_f32(amax, kLargestCode<kDigits>));
+  }
+  EXPECT_EQ(other, 0) << kDigits << " digits";
+}
+
+TEST(CudaQuantLinear, ScalesAreIeeeQuotients) {
+  expect_divisions<1>();
+  expect_divisions<2>();
 }
 
 TEST(CudaQuantLinear, ManyRows) {

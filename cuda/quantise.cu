@@ -75,6 +75,16 @@ bool linear_on_tokens(const AssayLinear& a) {
   return true;
 }
 
+void set_matrix(const AssayLinear& a, int which, MatrixOnTokens& g) {
+  const AssayWeight& w = a.w[which];
+  const PackedLayout l = packed_layout(w.type, w.rows, w.columns);
+  g.weights = static_cast<const unsigned char*>(w.data);
+  g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
+  g.high = l.high, g.scales = l.scales, g.super = l.super;
+  g.outputs = int32_t(w.rows), g.blocks = int32_t(l.blocks), g.quads = int32_t(l.quads), g.tokens = int32_t(a.rows);
+  g.bias = a.bias[which], g.residual = a.residual, g.y = a.y[which];
+}
+
 int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out) {
   const int64_t columns = a.w[0].columns, rows = whole_chunks(a.rows, chunk);
   const int digits = a.activations == ASSAY_ACTIVATIONS_S16 ? 2 : 1;

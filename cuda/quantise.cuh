@@ -156,11 +156,25 @@ __device__ __forceinline__ int64_t scale_place(const QuantisedTokens& q, int64_t
   return ((chunk * kBlockGroups + j) * q.blocks + b) * kTileTokens + eight / 2 * 16 + n / 2 * 4 + eight % 2 * 2 + n % 2;
 }
 
+/// One matrix and the tokens it is multiplied with: what a kernel of quant_few or quant_gemm is told. Planes as in layout.cuh.
+struct MatrixOnTokens {
+  const unsigned char* weights;
+  int64_t codes_row, high_row, scales_row, super_row;
+  int64_t high, scales, super;
+  int32_t outputs, blocks, quads, tokens;  // blocks of the weights; those of x may be one more
+  QuantisedTokens x;
+  const float* bias;
+  const float* residual;
+  float* y;
+};
+
 // ---- host, quantise.cu
 /// Whether quant_few and quant_gemm can do it: a quantised type and width for all, nothing fused but norm, bias and residual.
 bool linear_on_tokens(const AssayLinear& a);
 /// Queues the quantisation of a.x (normed first where a.norm is given) into device.quantised, in chunks of `chunk` tokens.
 /// DONE fills `out`. Precondition: linear_on_tokens(a).
 int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out);
+/// All of it but x. Precondition: linear_on_tokens(a).
+void set_matrix(const AssayLinear& a, int which, MatrixOnTokens& out);
 
 }  // namespace assay

@@ -260,7 +260,7 @@ TEST_F(Maps, WritingSparesTheInputAndWhatWasThere) {
   EXPECT_EQ(faults, differing.faults());
   EXPECT_EQ(Dump::open(f / "out").digest(), before) << "the older dump is gone";
   // The verdict is a record, and the text is made of it.
-  const Schema schema = Schema::read(std::filesystem::path(__FILE__).parent_path() / "schemas" / "record.schema.json");
+  const Schema schema = Schema::read(std::filesystem::path(ASSAY_DUMPS_DIR) / "schemas/record.schema.json");
   const std::vector<Json> failed = map_records(differing, other, "same.map", "out", faults);
   for (const Json& r : failed) EXPECT_EQ(schema.check(r), "") << r.dump();
   EXPECT_EQ(failed.back()["exit_code"], 1);

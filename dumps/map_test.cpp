@@ -308,7 +308,7 @@ TEST_F(Maps, WrittenIsWhatIsCompared) {
   ASSERT_EQ(mapping.lines().size(), 3u);
   EXPECT_EQ(mapping.lines()[0].how, "moved");
   EXPECT_EQ(mapping.lines()[0].line, 1);
-  const Schema schema = Schema::read(std::filesystem::path(__FILE__).parent_path() / "schemas" / "record.schema.json");
+  const Schema schema = Schema::read(std::filesystem::path(ASSAY_DUMPS_DIR) / "schemas/record.schema.json");
   for (const Json& r : map_records(mapping, from, "shards.map", "", {})) EXPECT_EQ(schema.check(r), "") << r.dump();
 }
 

@@ -12,7 +12,7 @@ namespace {
 using namespace testing_dumps;
 using Json = nlohmann::ordered_json;
 
-Schema schema() { return Schema::read(std::filesystem::path(__FILE__).parent_path() / "schemas" / "record.schema.json"); }
+Schema schema() { return Schema::read(std::filesystem::path(ASSAY_DUMPS_DIR) / "schemas/record.schema.json"); }
 
 TEST(Records, FitTheirSchema) {
   Folder f;

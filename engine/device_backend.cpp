@@ -54,7 +54,7 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
     caches_.push_back(c);
   }
   const size_t slots = host_caches_.empty() ? 0 : size_t(host_caches_[0].slots);
-  where_.assign(host_caches_.size(), std::vector<Where>(slots, Where::both));
+  device_only_.assign(host_caches_.size(), std::vector<bool>(slots, false));
   written_.assign(slots, 0);
   device_->finish();
   const WeightPlan& w = weights_.plan();
@@ -66,18 +66,28 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
 DeviceBackend::~DeviceBackend() { replan(); }
 
 void DeviceBackend::replan() {
-  for (auto* plan : {&rows_, &one_row_})
-    if (*plan) {
-      for (auto& [_, g] : (*plan)->graphs)
-        if (g.graph) device_->table().release_graph(device_->handle(), g.graph);
-      plan->reset();
-    }
+  forget_graphs();
+  rows_.reset();
+  one_row_.reset();
 }
 
-DeviceBackend::Plan& DeviceBackend::plan_of(const Batch& batch) const {
+/// All graphs of a plan, or those with kept values, or those without.
+void DeviceBackend::forget_graphs(Plan& plan, std::optional<bool> kept) {
+  std::erase_if(plan.graphs, [&](const auto& g) {
+    if (kept && std::get<2>(g.first) != *kept) return false;
+    device_->table().release_graph(device_->handle(), g.second.graph);
+    return true;
+  });
+}
+void DeviceBackend::forget_graphs() {
+  for (Plan* plan : {rows_.get(), one_row_.get()})
+    if (plan) forget_graphs(*plan);
+}
+
+DeviceBackend::Plan& DeviceBackend::plan_of(const Batch& batch) {
   const bool one = batch.pass == Pass::decode && batch.rows() == 1;
   std::unique_ptr<Plan>& plan = one ? one_row_ : rows_;
-  if (!plan) plan = const_cast<DeviceBackend*>(this)->make_plan(one);
+  if (!plan) plan = make_plan(one);
   return *plan;
 }
 
@@ -136,22 +146,12 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
   return plan;
 }
 
-bool DeviceBackend::materialises(const Batch& batch, ValueId value) const { return plan_of(batch).materialised.at(size_t(value)); }
+bool DeviceBackend::materialises(const Batch& batch, ValueId value) { return plan_of(batch).materialised.at(size_t(value)); }
 
 /// Grows what passes of this size need; graphs that point into what moved are void.
 void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_rows) {
-  const auto forget = [&](auto&& concerned) {
-    for (auto it = plan.graphs.begin(); it != plan.graphs.end();) {
-      if (!concerned(std::get<2>(it->first))) {
-        ++it;
-        continue;
-      }
-      device_->table().release_graph(device_->handle(), it->second.graph);
-      it = plan.graphs.erase(it);
-    }
-  };
   if (rows > v.rows || logit_rows > v.logit_rows) {
-    forget([&](bool kept) { return kept == v.keep; });
+    forget_graphs(plan, v.keep);
     v.rows = std::max(rows, v.rows);
     v.logit_rows = std::max(logit_rows, v.logit_rows);
     for (size_t b = 0; b < v.memory.size(); b++) {
@@ -177,11 +177,7 @@ void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_r
   const int64_t layers = int64_t(caches_.size());
   const size_t tail = size_t(layers) * sizeof(int64_t) + size_t(std::max<int64_t>(v.logit_rows, 1)) * sizeof(int32_t);
   if (tail_.bytes() < tail) {
-    for (auto* p : {&rows_, &one_row_})
-      if (*p) {
-        for (auto& [_, g] : (*p)->graphs) device_->table().release_graph(device_->handle(), g.graph);
-        (*p)->graphs.clear();
-      }
+    forget_graphs();
     tail_ = DeviceMemory();
     host_tail_ = DeviceMemory();
     tail_ = device_->allocate(tail, "results of a pass");
@@ -195,23 +191,20 @@ void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_r
   want.head_dim = model_.config.head_dim;
   want.context = host_caches_.empty() ? 0 : host_caches_[0].context;
   if (std::memcmp(&want, &reserved_, sizeof want) != 0 && device_->table().reserve) {
-    for (auto* p : {&rows_, &one_row_})
-      if (*p) {
-        for (auto& [_, g] : (*p)->graphs) device_->table().release_graph(device_->handle(), g.graph);
-        (*p)->graphs.clear();
-      }
+    forget_graphs();
     device_->done(device_->table().reserve(device_->handle(), &want), "scratch of the device");
     reserved_ = want;
   }
 }
 
-void DeviceBackend::copy_state(int layer, int slot, int64_t length, bool to_device) {
+/// Positions [from, to) of a slot.
+void DeviceBackend::copy_state(int layer, int slot, int64_t from, int64_t to, bool to_device) {
   const KvLayer& h = host_caches_[size_t(layer)];
   const AssayCache& c = caches_[size_t(layer)];
-  if (length == 0) return;
+  if (from >= to) return;
   const size_t element = size_of(h.type);
   for (int64_t head = 0; head < h.kv_heads; head++) {
-    const size_t at = size_t(h.offset(slot, head, 0)) * element, bytes = size_t(length * h.head_dim) * element;
+    const size_t at = size_t(h.offset(slot, head, from)) * element, bytes = size_t((to - from) * h.head_dim) * element;
     for (const auto& [host, device] : {std::pair{h.k, c.k}, std::pair{h.v, c.v}}) {
       if (to_device)
         device_->upload(static_cast<std::byte*>(device) + at, host + at, bytes);
@@ -221,28 +214,17 @@ void DeviceBackend::copy_state(int layer, int slot, int64_t length, bool to_devi
   }
 }
 
-void DeviceBackend::state_to_device(const PassState& pass) {
-  for (size_t l = 0; l < caches_.size(); l++)
-    for (const Segment& s : pass.batch.segments) {
-      Where& where = where_[l][size_t(s.slot)];
-      if (where == Where::host) {
-        copy_state(int(l), s.slot, s.position, true);
-        where = Where::both;
-      }
-    }
-}
-
 void DeviceBackend::state_is_on_device(const PassState& pass, int layer) {
-  for (const Segment& s : pass.batch.segments) where_[size_t(layer)][size_t(s.slot)] = Where::device;
+  for (const Segment& s : pass.batch.segments) device_only_[size_t(layer)][size_t(s.slot)] = true;
 }
 
 void DeviceBackend::state_to_host(int layer) {
   bool any = false;
-  for (size_t s = 0; s < where_.at(size_t(layer)).size(); s++) {
-    Where& where = where_[size_t(layer)][s];
-    if (where != Where::device) continue;
-    copy_state(layer, int(s), written_[s], false);
-    where = Where::both;
+  std::vector<bool>& behind = device_only_.at(size_t(layer));
+  for (size_t s = 0; s < behind.size(); s++) {
+    if (!behind[s]) continue;
+    copy_state(layer, int(s), 0, written_[s], false);
+    behind[s] = false;
     any = true;
   }
   if (any) device_->finish();
@@ -260,23 +242,7 @@ void DeviceBackend::truncate(int slot, int64_t length) {
       }
   written_[size_t(slot)] = std::min(length, written_[size_t(slot)]);
   if (length == 0)
-    for (auto& layer : where_) layer[size_t(slot)] = Where::both;
-}
-
-DeviceMemoryUse DeviceBackend::memory() const {
-  DeviceMemoryUse m;
-  m.weights = weights_.plan().resident_bytes;
-  m.window = weights_.plan().buffer_bytes * uint64_t(weights_.plan().buffers) + weights_.plan().raw_bytes;
-  for (const DeviceMemory& c : cache_memory_) m.kv += c.bytes();
-  m.rope = cos_.bytes() + sin_.bytes();
-  for (const auto* plan : {rows_.get(), one_row_.get()})
-    if (plan)
-      for (const Values* v : {&plan->shared, &plan->kept}) {
-        for (const DeviceMemory& b : v->memory) m.values += b.bytes();
-        m.values += v->gathered.bytes();
-        m.inputs += v->inputs.bytes();
-      }
-  return m;
+    for (auto& layer : device_only_) layer[size_t(slot)] = false;
 }
 
 }  // namespace assay

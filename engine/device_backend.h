@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,12 +15,6 @@
 #include "engine/device_weights.h"
 
 namespace assay {
-
-/// Bytes that an engine holds on its device, by class.
-struct DeviceMemoryUse {
-  uint64_t weights = 0, window = 0, kv = 0, values = 0, rope = 0, vectors = 0, inputs = 0;
-  uint64_t total() const { return weights + window + kv + values + rope + vectors + inputs; }
-};
 
 class DeviceBackend {
  public:
@@ -34,7 +29,7 @@ class DeviceBackend {
   std::span<const int32_t> greedy() const { return greedy_; }
 
   /// Whether a pass of this batch writes the value at all, or a fused step keeps it inside.
-  bool materialises(const Batch& batch, ValueId value) const;
+  bool materialises(const Batch& batch, ValueId value);
   /// Host copy of a layer's caches up to date.
   void state_to_host(int layer);
   /// The slot has no positions >= length any more; with poison they are overwritten on the device.
@@ -45,7 +40,6 @@ class DeviceBackend {
   DeviceWeights& weights() { return weights_; }
   const DeviceWeights& weights() const { return weights_; }
   const DeviceOptions& options() const { return options_; }
-  DeviceMemoryUse memory() const;
   std::string_view name() const { return device_->info().emulated ? "simt" : "cuda"; }
   /// The program was rewritten: steps are planned anew, graphs are captured anew.
   void replan();
@@ -57,7 +51,9 @@ class DeviceBackend {
   struct Run;      // one pass in progress
 
   std::unique_ptr<Plan> make_plan(bool one_row);
-  Plan& plan_of(const Batch& batch) const;
+  Plan& plan_of(const Batch& batch);
+  void forget_graphs(Plan& plan, std::optional<bool> kept = {});
+  void forget_graphs();
   int run_step(Run& r, const DeviceStep& step, bool probe);
   int run_linears(Run& r, const DeviceStep& step, bool probe);
   int run_heads(Run& r, const DeviceStep& step, bool probe);
@@ -66,12 +62,11 @@ class DeviceBackend {
   void run_on_cpu(Run& r, int node);
   void shadow(Run& r, int node);
   void observe(Run& r, const DeviceStep& step);
-  void note(Run& r, const DeviceStep& step, uint64_t launches, double seconds);
+  void note(Run& r, const DeviceStep& step, double seconds);
   void prepare(Plan& plan, Values& values, int64_t rows, int64_t logit_rows);
   void upload_inputs(Run& r);
-  void state_to_device(const PassState& pass);
   void state_is_on_device(const PassState& pass, int layer);
-  void copy_state(int layer, int slot, int64_t length, bool to_device);
+  void copy_state(int layer, int slot, int64_t from, int64_t to, bool to_device);
   const float* finish_pass(Run& r);
   const float* input(Run& r, ValueId v, bool probe);
   float* output(Run& r, ValueId v);
@@ -86,14 +81,13 @@ class DeviceBackend {
   const RopeTable& rope_;
   bool poison_;
   DeviceWeights weights_;
-  mutable std::unique_ptr<Plan> rows_, one_row_;     // of decode passes of one row, and of all others; made when first needed
+  std::unique_ptr<Plan> rows_, one_row_;       // of all passes but those of one decode row, and of these; made when first needed
 
   // state
   std::vector<DeviceMemory> cache_memory_;
   std::vector<AssayCache> caches_;
   DeviceMemory cos_, sin_;
-  enum class Where : uint8_t { both, host, device };
-  std::vector<std::vector<Where>> where_;      // [layer][slot]: which copy is right
+  std::vector<std::vector<bool>> device_only_; // [layer][slot]: the host's copy is behind. The device's never is between passes
   std::vector<int64_t> written_;               // [slot] positions that passes have written
 
   AssayLimits reserved_{};

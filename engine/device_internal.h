@@ -26,7 +26,7 @@ struct DeviceBackend::Values {
 
 struct DeviceBackend::Graph {
   void* graph = nullptr;
-  std::vector<std::pair<const DeviceStep*, std::pair<std::string, uint64_t>>> ran;   // variant and launches of each step
+  std::vector<std::pair<const DeviceStep*, std::string>> ran;   // each step with its kernels
 };
 
 struct DeviceBackend::Plan {

@@ -26,12 +26,9 @@ void DeviceBackend::run_on_cpu(Run& r, int i) {
   const bool touches_state = n.layer >= 0 && (n.op == OpKind::kv_store || n.op == OpKind::attention || n.replacement);
   if (touches_state) state_to_host(n.layer);
   r.host->run(size_t(i));
-  if (touches_state && (n.op == OpKind::kv_store || n.replacement)) {
-    for (const Segment& s : r.pass.batch.segments) where_[size_t(n.layer)][size_t(s.slot)] = Where::host;
-    // Later nodes of this pass read it on the device again, the new rows included.
-    for (const Segment& s : r.pass.batch.segments) copy_state(n.layer, s.slot, s.position + s.rows, true);
-    for (const Segment& s : r.pass.batch.segments) where_[size_t(n.layer)][size_t(s.slot)] = Where::both;
-  }
+  // Later nodes may read it on the device: the new rows, or whatever a planted node has changed.
+  if (touches_state && (n.op == OpKind::kv_store || n.replacement))
+    for (const Segment& s : r.pass.batch.segments) copy_state(n.layer, s.slot, n.replacement ? 0 : s.position, s.position + s.rows, true);
   if (n.output != kNoValue) r.on_device[size_t(n.output)] = false;
   if (n.requested_rows_only) {
     r.logits = nullptr;
@@ -112,10 +109,13 @@ void DeviceBackend::observe(Run& r, const DeviceStep& step) {
                            program_.values[size_t(n->output)].columns);
 }
 
-void DeviceBackend::note(Run& r, const DeviceStep& step, uint64_t launches, double seconds) {
+void DeviceBackend::note(Run& r, const DeviceStep& step, double seconds) {
+  if (!r.recording && !r.pass.trace) return;
   const std::string variant = device_->table().variant(device_->handle());
-  if (r.recording) r.recording->ran.push_back({&step, {variant, launches}});
-  if (!r.pass.trace || r.capturing) return;
+  if (r.recording) {
+    r.recording->ran.emplace_back(&step, variant);
+    return;
+  }
   for (int n : step.nodes)
     r.pass.trace->entries.push_back({r.pass.batch.pass, r.pass.physical, n, name(), variant, r.rows, n == step.nodes.back() ? seconds : 0});
 }
@@ -134,8 +134,7 @@ bool DeviceBackend::run_all(Run& r) {
         device_->fill(output(r, v), 0xff, size_t(rows * program_.values[size_t(v)].columns) * sizeof(float));
       }
     const double start = r.pass.trace ? now() : 0;
-    const uint64_t launches = device_->counters().launches;
-    const int32_t mark = int32_t(s % 2048);
+    const int32_t mark = int32_t(s);
     const bool timed = options_.timed && r.pass.trace && device_->table().mark && r.plan.steps.size() <= 2048;
     if (timed) device_->done(device_->table().mark(device_->handle(), 2 * mark), "mark");
     if (device_->done(run_step(r, step, false), first.name())) {
@@ -146,7 +145,7 @@ bool DeviceBackend::run_all(Run& r) {
         device_->done(device_->table().mark(device_->handle(), 2 * mark + 1), "mark");
         r.timed.emplace_back(r.pass.trace->entries.size() + step.nodes.size() - 1, mark);
       }
-      note(r, step, device_->counters().launches - launches, r.pass.trace ? now() - start : 0);
+      note(r, step, r.pass.trace ? now() - start : 0);
       if (options_.shadow) shadow(r, step.nodes[0]);
       if (watched) observe(r, step);
     } else {
@@ -159,11 +158,8 @@ bool DeviceBackend::run_all(Run& r) {
         if (!step.single() && device_->done(run_single(r, node, false), node.name())) {
           if (node.output != kNoValue) r.on_device[size_t(node.output)] = true;
           if (node.op == OpKind::kv_store) state_is_on_device(r.pass, node.layer);
-          note(r, alone, 0, 0);
-          if (watched && node.output != kNoValue) {
-            alone.linears.clear();
-            observe(r, alone);
-          }
+          note(r, alone, 0);
+          if (watched && node.output != kNoValue) observe(r, alone);
         } else {
           run_on_cpu(r, n);
         }
@@ -251,8 +247,6 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   const int64_t rows = pass.batch.rows(), logit_rows = int64_t(pass.batch.logit_rows.size());
   prepare(plan, values, rows, logit_rows);
   Run r{pass, &host, plan, values, rows, logit_rows, false, std::vector<bool>(program_.values.size(), false), nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};
-  for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position;
-  state_to_device(pass);
   for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position + s.rows;
   upload_inputs(r);
   const auto body = [&] {
@@ -267,7 +261,14 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
       r.recording = &g;
       r.capturing = true;
       device_->done(t.capture_begin(device_->handle()), "capture");
-      const bool whole = body();
+      bool whole = false;
+      try {
+        whole = body();
+      } catch (...) {   // what failed is told; the capture must not outlive it
+        t.capture_end(device_->handle(), &g.graph);
+        if (g.graph) t.release_graph(device_->handle(), g.graph);
+        throw;
+      }
       device_->done(t.capture_end(device_->handle(), &g.graph), "capture");
       r.recording = nullptr;
       r.capturing = false;
@@ -286,7 +287,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
         for (int n : step->nodes) {
           const Node& node = program_.nodes[size_t(n)];
           if (node.op == OpKind::kv_store) state_is_on_device(pass, node.layer);
-          if (pass.trace) pass.trace->entries.push_back({pass.batch.pass, pass.physical, n, name(), ran.first, rows, 0});
+          if (pass.trace) pass.trace->entries.push_back({pass.batch.pass, pass.physical, n, name(), ran, rows, 0});
           if (node.requested_rows_only) r.logits = output(r, node.output);
         }
         if (pass.observer) {

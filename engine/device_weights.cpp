@@ -1,24 +1,11 @@
 #include "engine/device_weights.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <set>
 
 #include "dumps/error.h"
 
 namespace assay {
-namespace {
-
-std::string hex_hash(const void* data, size_t bytes) {
-  const XXH128_hash_t h = XXH3_128bits(data, bytes);
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
-  return text;
-}
-
-}  // namespace
-
 namespace {
 
 /// Every matrix once, in the order of first use; what the module takes of them.
@@ -162,18 +149,5 @@ const float* DeviceWeights::get(const Vector& v) {
   }
   return memory.as<const float>();
 }
-
-std::string DeviceWeights::resident_hash(const Matrix& m) {
-  const AssayModule& t = device_.table();
-  if (!t.unpack_weight) return "";
-  const AssayWeight w = get(m);
-  if (!device_.done(t.unpack_weight(device_.handle(), int32_t(m.type), m.rows, m.columns, w.data, raw_.data()), "unpack_weight")) return "";
-  std::vector<std::byte> bytes(m.bytes());
-  device_.download(bytes.data(), raw_.data(), bytes.size());
-  device_.finish();
-  return hex_hash(bytes.data(), bytes.size());
-}
-
-std::string DeviceWeights::source_hash(const Matrix& m) { return hex_hash(m.data, m.bytes()); }
 
 }  // namespace assay

@@ -54,10 +54,6 @@ class DeviceWeights {
   AssayWeight get(const Matrix& m);
   /// A vector of the model (norm, bias), uploaded when first asked for.
   const float* get(const Vector& v);
-  /// XXH3-128 of the file's bytes as unpacked from the device's copy, 32 hex digits; "" where the module can't unpack. For
-  /// comparing with hash_of_source.
-  std::string resident_hash(const Matrix& m);
-  static std::string source_hash(const Matrix& m);
   /// For planted faults: what a window that evicts the wrong layer would do.
   bool plant_stale_window = false;
 

@@ -119,17 +119,14 @@ class Driver {
     }
   }
 
-  const float* pass(Batch& batch) {
-    batch.ids_only = options_.ids_only && !observer_;
-    return engine_.forward(batch, observer_, trace_);
-  }
+  const float* pass(const Batch& batch) { return engine_.forward(batch, observer_, trace_); }
 
   /// Takes the greedy id of a timeline's last row; a NaN stops the timeline unless its next id is forced.
   void choose(Timeline& t, const Batch& batch, int64_t row, const float* logits) {
     const int64_t vocab = engine_.model().config.vocab;
     const int64_t at = std::lower_bound(batch.logit_rows.begin(), batch.logit_rows.end(), row) - batch.logit_rows.begin();
     Generated& g = out_[t.prompt];
-    if (!options_.ids_only) g.last_logits.assign(logits + at * vocab, logits + (at + 1) * vocab);
+    g.last_logits.assign(logits + at * vocab, logits + (at + 1) * vocab);
     const int32_t id = engine_.greedy(at);
     if (id >= 0) {
       g.greedy.push_back(id);

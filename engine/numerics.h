@@ -179,6 +179,16 @@ ASSAY_NUMERICS_FN uint16_t bf16_of_f32(float x) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Elementary functions, f32.
 
+/// (e^r - 1) / r, |r| <= ln2/2 and a little.
+ASSAY_NUMERICS_FN float exp_polynomial_f32(float r) {
+  float p = 0x1.685028p-10f;
+  p = fma_f32(p, r, 0x1.123bf8p-7f);
+  p = fma_f32(p, r, 0x1.555b9ap-5f);
+  p = fma_f32(p, r, 0x1.55548ep-3f);
+  p = fma_f32(p, r, 0x1.fffff8p-2f);
+  return fma_f32(p, r, 1.0f);
+}
+
 /// e^x. NaN: canonical NaN. Overflow (x > 88.7228394) and +Inf: +Inf. Underflow is gradual with one rounding; -Inf: +0.
 /// x = n ln2 + r, |r| <= ln2/2 (Cody-Waite, the first part of 15 bits so that its product is exact), e^r = 1 + r p(r).
 /// 2^n = a b with both factors normal, so that fma(p a, r b, a b) rounds (1 + r p) 2^n once, for a denormal result too.
@@ -192,18 +202,23 @@ ASSAY_NUMERICS_FN float exp_f32(float x) {
   nf = nf > -149.0f ? nf : -149.0f;
   float r = fma_f32(nf, -0x1.62e4p-1f, x);
   r = fma_f32(nf, -0x1.7f7d1cp-20f, r);
-  float p = 0x1.685028p-10f;
-  p = fma_f32(p, r, 0x1.123bf8p-7f);
-  p = fma_f32(p, r, 0x1.555b9ap-5f);
-  p = fma_f32(p, r, 0x1.55548ep-3f);
-  p = fma_f32(p, r, 0x1.fffff8p-2f);
-  p = fma_f32(p, r, 1.0f);
+  float p = exp_polynomial_f32(r);
   int32_t n = (int32_t)nf, top = n > 127 ? 1 : 0;
   n -= top;
   int32_t half = n >> 1;  // towards -Inf
   float a = float_of((uint32_t)(half + 127) << 23), b = float_of((uint32_t)(n - half + 127) << 23);
   float y = fma_f32(mul_f32(p, a), mul_f32(r, b), mul_f32(a, b));
   return mul_f32(y, float_of((uint32_t)(top + 127) << 23));
+}
+
+/// exp_f32(x) for -80 < x < 80, the same bits: 2^n and the result are far from denormal and from Inf, so that n is an integer
+/// added to the exponent and nothing needs a clamp (attention_test.cpp of cuda/ holds both against each other).
+ASSAY_NUMERICS_FN float exp_near_f32(float x) {
+  const float shifted = fma_f32(x, 0x1.715476p+0f, 12582912.0f), n = sub_f32(shifted, 12582912.0f);
+  float r = fma_f32(n, -0x1.62e4p-1f, x);
+  r = fma_f32(n, -0x1.7f7d1cp-20f, r);
+  // The shift leaves the low bits of the magic sum: n.
+  return float_of(bits_of(fma_f32(exp_polynomial_f32(r), r, 1.0f)) + (bits_of(shifted) << 23));
 }
 
 /// Natural logarithm. NaN or x < 0: canonical NaN. +-0: -Inf. +Inf: +Inf.

@@ -119,7 +119,6 @@ struct GenerateOptions {
   bool batch = false;                   // all prompts together, a slot each; else one after another in `slot`
   int slot = 0;
   bool all_logits = false;              // logits of every row (dumps, NLL), not only of the last
-  bool ids_only = false;                // Generated::last_logits stays empty: a device then sends back ids alone
 };
 
 /// The first value that is not finite, in execution order.

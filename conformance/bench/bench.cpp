@@ -137,6 +137,22 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   const auto clear = [&] {
     for (int s = 0; s < options.slots; s++) engine.truncate(s, 0);
   };
+  const auto fill_to_depth = [&] {
+    clear();
+    if (spec.depth > 0)
+      for (int s = 0; s < options.slots; s++) engine.forward(prompt(s, spec.depth));
+  };
+  const auto decode_step = [&](int64_t step) {
+    Batch b;
+    b.pass = Pass::decode;
+    for (int s = 0; s < options.slots; s++) {
+      b.ids.push_back(id());
+      b.segments.push_back({s, spec.depth + step, 1, s, step});
+      b.logit_rows.push_back(s);
+    }
+    b.ids_only = on_device;
+    return b;
+  };
   if (spec.prefill > 0) {
     BenchResult r;
     r.pass = "prefill";
@@ -166,40 +182,16 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
     count(engine, {spec.rows, spec.rows, middle, middle, options.kv}, r);
     Clock clock(r);
     for (int rep = 0; rep <= spec.repetitions; rep++) {
-      clear();
-      if (spec.depth > 0)
-        for (int s = 0; s < options.slots; s++) engine.forward(prompt(s, spec.depth));
+      fill_to_depth();
       Trace trace;
       const double t = now();
-      for (int64_t step = 0; step < spec.decode; step++) {
-        Batch b;
-        b.pass = Pass::decode;
-        for (int s = 0; s < options.slots; s++) {
-          b.ids.push_back(id());
-          b.segments.push_back({s, spec.depth + step, 1, s, step});
-          b.logit_rows.push_back(s);
-        }
-        b.ids_only = on_device;
-        engine.forward(b, nullptr, traced ? &trace : nullptr);
-      }
+      for (int64_t step = 0; step < spec.decode; step++) engine.forward(decode_step(step), nullptr, traced ? &trace : nullptr);
       if (rep > 0) clock.add(now() - t, engine.program(), trace);
     }
     if (on_device) {   // one more repetition, watched
-      clear();
-      if (spec.depth > 0)
-        for (int s = 0; s < options.slots; s++) engine.forward(prompt(s, spec.depth));
+      fill_to_depth();
       Trace trace;
-      for (int64_t step = 0; step < std::min<int64_t>(spec.decode, 3); step++) {
-        Batch b;
-        b.pass = Pass::decode;
-        for (int s = 0; s < options.slots; s++) {
-          b.ids.push_back(id());
-          b.segments.push_back({s, spec.depth + step, 1, s, step});
-          b.logit_rows.push_back(s);
-        }
-        b.ids_only = true;
-        engine.forward(b, nullptr, &trace);
-      }
+      for (int64_t step = 0; step < std::min<int64_t>(spec.decode, 3); step++) engine.forward(decode_step(step), nullptr, &trace);
       r.traffic = trace.traffic.back();
     }
     r.operations *= double(spec.decode);

@@ -28,6 +28,10 @@ std::vector<Isa> supported_isas();
 CheckOutcome compare_variants(const CheckContext& c, std::shared_ptr<const Model> model, DumpSpec base,
                               const std::vector<Variant>& variants);
 
+/// A run that nobody watched gives what the watched one gave: ids, last logits, and state where both kept it. Three comparisons
+/// per request.
+void same_answers(CheckOutcome& out, const std::string& where, const DumpRun& watched, const DumpRun& blind);
+
 /// SmolLM2-135M (real weights, fetched by ci/fetch-smollm2): each axis a check of its own, since each takes minutes.
 inline constexpr int kSmolAxes = 5;
 Check smollm2_equivalence_check(int axis, Activations kind);

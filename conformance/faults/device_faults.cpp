@@ -40,7 +40,6 @@ struct ModuleMemory {
   std::map<void*, uint64_t> longest_upload;           // of inputs, by where they go
   std::vector<void*> stash;                           // memory to free in a step
   std::map<void*, std::pair<uint64_t, int>> handed_out;                // size and users of memory that a pool gave away
-  int64_t longest = 0;                                // of the first attention of more than one row
 };
 thread_local ModuleMemory now;
 

@@ -59,13 +59,16 @@ std::byte* start_of(std::byte* block) { return block + kZone; }
   if (n > 0 && write(2, text, size_t(n)) < 0) n = 0;
   sigaction(SIGSEGV, &state().before, nullptr);  // the access is made again
 }
+/// Once, by whoever first opens device memory: a kernel that has none may still leave its shared memory.
 void install_handler() {
 #ifndef ASSAY_SIMT_ASAN  // which has its own, with more to say
-  struct sigaction action {};
-  action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGSEGV, &action, &state().before);
+  [[maybe_unused]] static const bool installed = [] {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGSEGV, &action, &state().before) == 0;
+  }();
 #endif
 }
 /// A stack for signal handlers of this thread: a fiber's own may be the one that overflowed.
@@ -101,7 +104,6 @@ void reserve_addresses(State& s) {
     if (memory == MAP_FAILED) continue;
     s.base = static_cast<std::byte*>(memory);
     s.room = room;
-    install_handler();
     return;
   }
 }
@@ -272,10 +274,12 @@ std::string damage() {
 std::string earlier_damage() { return std::exchange(state().damage, {}); }
 
 Open::Open() : from_(state().base), bytes_(state().touched) {
+  install_handler();
   give_signal_stack();
   protect(from_, bytes_, PROT_READ | PROT_WRITE);
 }
 Open::Open(const void* from, size_t bytes) {
+  install_handler();
   const State& s = state();
   auto* first = static_cast<std::byte*>(const_cast<void*>(from));
   from_ = s.base + size_t(first - s.base) / page() * page();

@@ -58,6 +58,7 @@ Config config_of(const SynthShape& s) {
   c.rms_eps = 1e-6;
   c.tied = s.tied;
   set_wiring(c);
+  c.qkv_bias = c.family == "qwen2";
   c.rope.theta = s.theta;
   c.rope.rotary = s.head_dim;
   if (c.family == "qwen3_vl") c.rope.mrope_section = {24, 20, 20};
