@@ -39,6 +39,21 @@ void CheckOutcome::add(const CompareResult& r, const std::string& what) {
   if (failed == 0) fail(what + ": failed");   // a bound on counts (near ties) was exceeded
 }
 
+void CheckOutcome::add(const CheckOutcome& o, const std::string& what) {
+  compared += o.compared;
+  near_ties += o.near_ties;
+  skipped += o.skipped;
+  const std::string before = what.empty() ? "" : what + ": ";
+  if (place.empty() && !o.place.empty()) place = before + o.place;
+  for (const std::string& f : o.failures) fail(before + f);
+  failed += o.failed - int64_t(o.failures.size());   // those beyond the first few have no words
+  notes.insert(notes.end(), o.notes.begin(), o.notes.end());
+  if (ran.name.empty()) ran.name = o.ran.name, ran.architecture = o.ran.architecture, ran.driver = o.ran.driver, ran.emulated = o.ran.emulated;
+  for (const auto& [variant, times] : o.ran.variants) ran.variants[variant] += times;
+  ran.launches += o.ran.launches;
+  digests.insert(digests.end(), o.digests.begin(), o.digests.end());
+}
+
 const std::vector<Check>& registry() {
   static const std::vector<Check> all = [] {
     std::vector<Check> out;
@@ -120,6 +135,18 @@ nlohmann::ordered_json to_json(const CheckResult& r) {
   if (!r.outcome.not_run.empty()) j["not_run"] = r.outcome.not_run;
   j["failures"] = r.outcome.failures;
   j["notes"] = r.outcome.notes;
+  const DeviceRan& ran = r.outcome.ran;
+  if (!ran.name.empty()) {
+    j["ran_on"] = {{"name", ran.name}, {"architecture", ran.architecture}, {"driver", ran.driver}, {"emulated", ran.emulated}};
+    j["variants"] = ran.variants;
+    j["launches"] = ran.launches;
+  }
+  if (!r.outcome.digests.empty()) {
+    nlohmann::ordered_json digests = nlohmann::ordered_json::object();
+    for (const NamedDigest& d : r.outcome.digests) digests[d.name] = d.digest;
+    j["digests"] = digests;
+  }
+  if (const auto& e = r.from_evidence) j["from_evidence"] = {{"device", e->device}, {"recorded", e->recorded}, {"file", e->file}};
   j["seconds"] = std::round(r.seconds * 1000) / 1000;
   return j;
 }
@@ -143,12 +170,16 @@ std::string render_checks_text(const std::vector<nlohmann::ordered_json>& record
     return by_label.emplace_back(name, Counts{}).second;
   };
   std::string first_bad;
-  int64_t passed = 0, failed = 0, not_run = 0;
+  int64_t passed = 0, failed = 0, not_run = 0, from_evidence = 0;
   for (const auto& r : records) {
     const std::string verdict = r["verdict"], id = r["id"];
     out += fmt::format("{:<8} {:<{}}  {:>6} compared", verdict == "pass" ? "pass" : verdict == "fail" ? "FAIL" : verdict == "error" ? "ERROR" : "not run",
                        id, widest, r["compared"].get<int64_t>());
     if (verdict == "not run") out += "  not a pass: " + r["not_run"].get<std::string>();
+    if (r.contains("from_evidence")) {
+      out += fmt::format("  (evidence: {}, {})", r["from_evidence"]["device"].get<std::string>(), r["from_evidence"]["recorded"].get<std::string>().substr(0, 10));
+      from_evidence++;
+    }
     out += "\n";
     for (const auto& f : r["failures"]) out += "           " + f.get<std::string>() + "\n";
     if (verbose)
@@ -167,8 +198,9 @@ std::string render_checks_text(const std::vector<nlohmann::ordered_json>& record
   out += fmt::format("\n{:<28}{:>8}{:>10}{:>8}{:>10}{:>9}{:>9}\n", "", "checks", "compared", "failed", "near-tie", "skipped", "not run");
   for (const auto& [n, c] : by_label)
     out += fmt::format("{:<28}{:>8}{:>10}{:>8}{:>10}{:>9}{:>9}\n", n, c.checks, c.compared, c.failed, c.near, c.skipped, c.not_run);
-  out += fmt::format("\n{}: {} passed, {} failed, {} not run{}\n", failed ? "FAIL" : not_run ? "INCOMPLETE" : "PASS", passed, failed, not_run,
-                     not_run ? " (not a pass)" : "");
+  out += fmt::format("\n{}: {} passed, {} failed, {} not run{}{}\n", failed ? "FAIL" : not_run ? "INCOMPLETE" : "PASS", passed, failed, not_run,
+                     not_run ? " (not a pass)" : "",
+                     from_evidence ? fmt::format("; {} answered by evidence of another machine, nothing ran here", from_evidence) : "");
   if (!first_bad.empty()) out += fmt::format("next     assay check --filter {} --verbose\n", first_bad);
   return out;
 }
@@ -210,6 +242,8 @@ std::string render_junit(const std::vector<nlohmann::ordered_json>& records) {
       skipped++;
       cases += "<skipped message=\"not run (not a pass): " + xml(r["not_run"]) + "\"/>";
     }
+    if (r.contains("from_evidence"))
+      cases += "<system-out>nothing ran here: evidence of " + xml(r["from_evidence"]["device"]) + ", " + xml(r["from_evidence"]["recorded"]) + "</system-out>";
     cases += "</testcase>\n";
   }
   return fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"assay\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{:.3f}\">\n{}</testsuite>\n",

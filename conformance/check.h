@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -42,6 +43,24 @@ struct CheckContext {
   std::function<void(DumpSpec&)> alter;   // applied to every run of the check (case_spec): how faults are planted in it
 };
 
+/// What ran on a device, of checks that use one.
+struct DeviceRan {
+  std::string name, architecture, driver;    // AssayDeviceInfo; "": no device
+  bool emulated = false;
+  std::map<std::string, int64_t> variants;   // kernels by name, with how many ops (kernel scope) or nodes (whole models) each ran
+  int64_t launches = 0;
+};
+/// XXH3-128 over what the CPU computed in one run of a check, and the run's name within the check: "scalar bytes", "q4_0 s16".
+/// The same on every machine, so that one machine's record can be held against another's CPU.
+struct NamedDigest {
+  std::string name, digest;
+  bool operator==(const NamedDigest&) const = default;
+};
+/// Where a verdict comes from that nothing gave here (evidence.h).
+struct FromEvidence {
+  std::string device, recorded, file;        // "NVIDIA H200", "2026-11-30T15:40:00Z"
+};
+
 /// What a check found. A run that compared less than expected has failed, whatever it found equal.
 struct CheckOutcome {
   int64_t compared = 0, failed = 0, near_ties = 0, skipped = 0;
@@ -49,12 +68,16 @@ struct CheckOutcome {
   std::string place;                         // where comparisons parted first: "prompt1/prefill/0/layer.0/q_rope, row 3 ..."
   std::vector<std::string> failures;         // one line each, with the place; the first few
   std::vector<std::string> notes;            // figures worth reading when it passed: "worst q_rope at 31% of its tolerance"
+  DeviceRan ran;
+  std::vector<NamedDigest> digests;          // of each run, by name; kernel scope and checks of a device
   void fail(std::string line) {
     failed++;
     if (failures.size() < 20) failures.push_back(std::move(line));
   }
   /// Adds a comparison's counts and its failing records.
   void add(const CompareResult& r, const std::string& what);
+  /// Adds all that another run of this check found; `what` ("": nothing) goes before its failures.
+  void add(const CheckOutcome& o, const std::string& what);
 };
 
 struct Check {
@@ -69,6 +92,9 @@ struct Check {
   std::string baseline, target;    // in words
   int64_t expected = 1;            // comparisons at least
   std::function<CheckOutcome(const CheckContext&)> run;
+  /// Checks of a device: the digests that `run` records, computed on this CPU with no device; `only`: the run of that name alone
+  /// (none of that name: an empty list), "": all. Null: the check records none.
+  std::function<std::vector<NamedDigest>(const CheckContext&, const std::string& only)> cpu_digests;
 };
 
 const std::vector<Check>& registry();
@@ -81,6 +107,7 @@ struct CheckResult {
   Verdict verdict;
   int exit_code;                   // 0, 1, 77, or 2/3 of an Error
   double seconds;
+  std::optional<FromEvidence> from_evidence = {};   // set: nothing ran here
 };
 /// Runs one check in a fresh folder below `work` and judges it. Never throws: an Error becomes Verdict::error.
 CheckResult run_check(const Check& check, CheckContext context);
@@ -99,6 +126,8 @@ const std::vector<Check>& stranger_checks();   // kernel/device_checks.cpp
 class Device;
 /// The device of a check; null, and out.not_run says why, where there is none.
 std::shared_ptr<Device> open_device(const CheckContext& c, const std::string& device, CheckOutcome& out);   // kernel/device_checks.cpp
+/// What an opened device says of itself, with nothing run yet.
+DeviceRan ran_on(const Device& device);
 
 // Each room adds its checks.
 void add_official_checks(std::vector<Check>& out);     // integration/official.cpp

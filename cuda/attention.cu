@@ -1,5 +1,5 @@
 // Attention: which kernels do it. Up to 8 rows, and rows whose heads are too long for a tile, go through attention_decode one
-// by one. Of more rows, those that form runs go through attention_prefill and the others through attention_decode; the kernels
+// by one; one row of a short sequence whose heads are still to be made goes through attention_short. Of more rows, those that form runs go through attention_prefill and the others through attention_decode; the kernels
 // tell them apart by their places, so both are launched.
 #include <algorithm>
 
@@ -40,6 +40,14 @@ int attention(AssayDevice& d, const AssayAttention& a) {
                   (long long)a.rows, (long long)a.heads, (long long)c.kv_heads, (long long)c.head_dim, (long long)a.longest,
                   (long long)c.context);
   }
+  if (!attention_decode_fits(d, c.head_dim, a.heads / c.kv_heads)) {
+    return failed(d, ASSAY_REFUSED, "attention: head_dim %lld needs more shared memory than the device has", (long long)c.head_dim);
+  }
+  if (a.heads_of) {
+    AssayHeads probe = *a.heads_of;
+    probe.rows = 0;
+    if (heads(d, probe) != ASSAY_DONE) return ASSAY_REFUSED;
+  }
   if (a.rows == 0) return ASSAY_DONE;
 
   const int64_t row_bytes = c.head_dim * (c.type == ASSAY_F32 ? 4 : 2);
@@ -56,6 +64,10 @@ int attention(AssayDevice& d, const AssayAttention& a) {
                            int(c.head_dim),
                            a.scale,
                            aligned && row_bytes % 16 == 0};
+  if (a.heads_of) {
+    if (const int result = attention_short(d, *a.heads_of, call, a.longest); result != ASSAY_REFUSED) return result;
+    if (const int result = heads(d, *a.heads_of); result != ASSAY_DONE) return result;
+  }
   const bool tiles = a.rows > kDecodeRows && attention_prefill_fits(d, c.head_dim);
   const int result = attention_decode(d, call, c.type, a.longest, tiles ? Rows::scattered : Rows::every);
   if (result != ASSAY_DONE || !tiles) return result;

@@ -37,6 +37,10 @@ struct FinishJob {
 // ---- host: attention_decode.cu. `which` is every or scattered.
 int attention_decode(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest, Rows which);
 int attention_finish(AssayDevice& d, const FinishJob& job);
+/// Whether the device has the shared memory for heads that long.
+bool attention_decode_fits(const AssayDevice& d, int64_t head_dim, int64_t group);
+// ---- host: attention_short.cu. One row up to 256 positions, heads in front; REFUSED: not such a row, or heads too long.
+int attention_short(AssayDevice& d, const AssayHeads& h, const AttentionCall& call, int64_t longest);
 // ---- host: attention_prefill.cu, the tiled rows. It fits where the device has the shared memory for heads that long.
 bool attention_prefill_fits(const AssayDevice& d, int64_t head_dim);
 int attention_prefill(AssayDevice& d, const AttentionCall& call, int32_t type, int64_t longest);

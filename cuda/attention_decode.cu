@@ -240,17 +240,19 @@ int blocks_for(const AssayDevice& d, int64_t units, Rows which) {
   return int(std::min<int64_t>(units, d.processors * (which == Rows::every ? 64 : 4)));
 }
 
+/// Threads of attention_score: as many as have room for their rings.
+int score_threads(const AssayDevice& d, int heads, int64_t chunks) {
+  int threads = kDecodeThreads;
+  while (threads > 64 && score_shared_bytes(heads, int(chunks), threads) > d.shared_limit) threads /= 2;
+  return threads;
+}
+
 template <int kType, int kHeads>
 int decode_rows(AssayDevice& d, const DecodeJob& job, const char* score_name, const char* mix_name) {
   const AttentionCall& a = job.call;
-  const int chunks = (a.head_dim + 31) / 32;
-  int threads = kDecodeThreads;
-  while (threads > 64 && score_shared_bytes(kHeads, chunks, threads) > d.shared_limit) threads /= 2;
+  const int chunks = (a.head_dim + 31) / 32, threads = score_threads(d, kHeads, chunks);
   const size_t score_shared = score_shared_bytes(kHeads, chunks, threads);
   const size_t mix_shared = mix_shared_bytes(kHeads);
-  if (score_shared > d.shared_limit || mix_shared > d.shared_limit) {
-    return failed(d, ASSAY_REFUSED, "attention: head_dim %d needs more shared memory than the device has", a.head_dim);
-  }
   const int blocks = blocks_for(d, int64_t(job.rows) * a.kv_heads * job.head_blocks << job.class_bits, job.which);
   const dim3 grid{unsigned(blocks)};
   int result = launch(d, score_name, Overlap::yes, attention_score<kType, kHeads>, grid, threads, score_shared, job);
@@ -269,6 +271,13 @@ int decode_rows_of(AssayDevice& d, const DecodeJob& job, const char* const (&nam
 }
 
 }  // namespace
+
+bool attention_decode_fits(const AssayDevice& d, int64_t head_dim, int64_t group) {
+  const int heads = group <= 2 ? 2 : group <= 4 ? 4 : 8;
+  const int64_t chunks = (head_dim + 31) / 32;
+  return score_shared_bytes(heads, int(chunks), score_threads(d, heads, chunks)) <= d.shared_limit &&
+         mix_shared_bytes(heads) <= d.shared_limit;
+}
 
 int attention_finish(AssayDevice& d, const FinishJob& job) {
   const int blocks = blocks_for(d, int64_t(job.rows) * job.call.heads, job.which);

@@ -100,8 +100,8 @@ __device__ __forceinline__ void fold_team(float (&acc)[kAtOnce][kHeads][kPiece<k
   }
 }
 
-/// Dots of kAtOnce positions with all heads: keys[u] is the thread's first piece of each, 32 pieces apart; q its floats.
-template <int kType, int kHeads, int kAtOnce>
+/// Dots of kAtOnce positions with all heads: keys[u] is the thread's first piece of each, kApart pieces apart; q its floats.
+template <int kType, int kHeads, int kAtOnce, int kApart = 32>
 __device__ __forceinline__ void dots(const uint4* const (&keys)[kAtOnce], const float* q, int chunks,
                                      float (&out)[kAtOnce][Team<kType, kHeads>::kKept]) {
   constexpr int kElements = kPiece<kType>;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void dots(const uint4* const (&keys)[kAtOnce], const 
   for (int i = 0; i < chunks; i++) {
     float key[kAtOnce][kElements];
 #pragma unroll
-    for (int u = 0; u < kAtOnce; u++) widen_piece<kType>(keys[u][i * 32], key[u]);
+    for (int u = 0; u < kAtOnce; u++) widen_piece<kType>(keys[u][i * kApart], key[u]);
     const float4* from = reinterpret_cast<const float4*>(q + i * 32 * kHeads);
 #pragma unroll
     for (int n = 0; n < kHeads; n++) {

@@ -111,7 +111,7 @@ struct OnDevice {
       : q(d, p.q), y(d, p.q.size()), k(d, p.k), v(d, p.v), places(d, of(p.s.places)) {
     a = {q.get(), y.get(), places.get(),
          {int32_t(p.s.type), 0, p.slots, p.s.kv_heads, p.context, p.s.dim, k.get(), v.get()},
-         int64_t(p.s.places.size()), p.s.heads(), p.longest, float(1.0 / std::sqrt(double(p.s.dim))), 0};
+         int64_t(p.s.places.size()), p.s.heads(), p.longest, float(1.0 / std::sqrt(double(p.s.dim))), 0, nullptr};
   }
 };
 

@@ -223,15 +223,16 @@ __global__ void __launch_bounds__(kThreads) step_of_chain(const uint32_t* in, ui
   }
 }
 
-/// Each thread's words go to the same thread of another block of its cluster; without clusters they are read from there.
-constexpr int kCluster = 8;
+/// Each thread's words go to the same thread of another block of its cluster; without clusters they are read from there. The
+/// first barrier is taken in halves, as attention_cluster.cu does: what lies between them needs no other block.
+template <int kCluster>
 __global__ void __launch_bounds__(kThreads) between_blocks(const uint32_t* in, uint32_t* out, bool clusters) {
   SHARED_BYTES(bytes);
   const unsigned at = threadIdx.x * kWords, rank = blockIdx.x % kCluster, own = blockIdx.x * kThreads * kWords + at;
   auto* const shared = reinterpret_cast<uint4*>(bytes) + at / 4;
+  if (clusters) cluster_arrive();
   wait_for_previous();
   if (clusters) {
-    cluster_arrive();
     cluster_wait();
     const unsigned to = (unsigned(cluster_rank()) + 3) % kCluster;
     for (unsigned i = 0; i < kWords / 4; i++) {
@@ -253,9 +254,10 @@ template <class Check>
 int run_one(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
   return launch(d, name, Overlap::no, check<Check>, dim3(kBlocks), kThreads, kShared, in, out);
 }
+template <int kCluster>
 int run_clusters(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
-  const bool clusters = clusters_at_once(d, between_blocks, kCluster, kThreads, kShared) > 0;
-  return launch_in_clusters(d, name, Overlap::no, between_blocks, clusters ? kCluster : 1, dim3(kBlocks), kThreads, kShared, in, out,
+  const bool clusters = clusters_at_once(d, between_blocks<kCluster>, kCluster, kThreads, kShared) > 0;
+  return launch_in_clusters(d, name, Overlap::no, between_blocks<kCluster>, clusters ? kCluster : 1, dim3(kBlocks), kThreads, kShared, in, out,
                             clusters);
 }
 int run_chain(AssayDevice& d, const char* name, uint32_t* in, uint32_t* out) {
@@ -286,7 +288,8 @@ constexpr struct {
     {"magic", run_one<Magic>},
     {"numerics", run_one<Numerics>},
     {"wait_for_previous", run_chain},
-    {"clusters", run_clusters},
+    {"clusters_8", run_clusters<8>},
+    {"clusters_16", run_clusters<16>},  // what attention_cluster.cu uses; more than every device has to have
 };
 
 struct Memory {

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -58,6 +61,13 @@ uint32_t product(const Bits& in, int at, int depth, int first, uint32_t c0) {
 uint64_t pair_of(const Bits& in, int at, int t, int i) { return uint64_t(word(in, at, t, i)) << 32 | word(in, at, t, i + 1); }
 uint32_t part(uint64_t v, int i) { return i % 2 ? uint32_t(v) : uint32_t(v >> 32); }
 
+/// From the block that is three ranks before, its rank added to word 5.
+template <int kCluster>
+uint32_t from_cluster(const Bits& in, int at) {
+  const int block = at / kBlock, from = (block + kCluster - 3) % kCluster, other = (block / kCluster * kCluster + from) * kBlock + at % kBlock;
+  return at % 16 == 5 ? in[size_t(other - 5)] + uint32_t(from) : in[size_t(other)];
+}
+
 using Expected = std::function<uint32_t(const Bits&, int at)>;
 const std::map<std::string, Expected> kExpected = {
     {"lane_of_warp", [](const Bits&, int at) { return uint32_t(thread_of(at) % 32 + 32 * (at % 16)); }},
@@ -101,11 +111,8 @@ const std::map<std::string, Expected> kExpected = {
     {"load_once", [](const Bits& in, int at) { return in[size_t(at)]; }},
     {"widen_f16", [](const Bits&, int at) { return bits_of(f32_of_f16(uint16_t(at))); }},
     {"widen_bf16", [](const Bits&, int at) { return bits_of(f32_of_bf16(uint16_t(at))); }},
-    {"clusters",
-     [](const Bits& in, int at) {  // clusters of 8 blocks; from the block of five ranks on, its rank added to word 5
-       const int block = at / kBlock, from = (block % 8 + 5) % 8, other = (block / 8 * 8 + from) * kBlock + at % kBlock;
-       return at % 16 == 5 ? in[size_t(other - 5)] + uint32_t(from) : in[size_t(other)];
-     }},
+    {"clusters_8", [](const Bits& in, int at) { return from_cluster<8>(in, at); }},
+    {"clusters_16", [](const Bits& in, int at) { return from_cluster<16>(in, at); }},
     {"magic", [](const Bits& in, int at) { return bits_of(float(int32_t(in[size_t(at)]) >> 10)); }},
 };
 
@@ -143,6 +150,21 @@ TEST(Primitives, LaunchesFollowEachOther) {
   for (int i = 0; i < 5; i++, from = to)
     for (uint32_t at = 0; at < kAll; at++) to[at] = from[(at * 40503u + 12345u) % kAll] * 2654435761u + at;
   EXPECT_EQ(out, to);
+}
+/// A primitive that no check calls could do one thing here and another on a device.
+TEST(Primitives, EachOfPrimHasACheck) {
+  const auto text_of = [](const char* name) {
+    std::ifstream file(std::string(ASSAY_SOURCE_DIR "/cuda/") + name);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string declared = text_of("prim.cuh"), checks = text_of("prim_check.cu");
+  const std::regex function("__device__ __forceinline__ \\w+ (\\w+)\\(");
+  int functions = 0;
+  for (std::sregex_iterator i(declared.begin(), declared.end(), function), end; i != end; ++i, functions++) {
+    const std::string name = (*i)[1];
+    EXPECT_TRUE(std::regex_search(checks, std::regex("\\b" + name + "(<\\d+>)?\\("))) << name << " of prim.cuh is called by no check";
+  }
+  EXPECT_GT(functions, 20);
 }
 TEST(Primitives, AreAllNamed) {
   EXPECT_EQ(number_of("numerics") >= 0, true);

@@ -2,7 +2,8 @@
 //
 // Thread = lane of the rule: eight neighbouring threads own two rows, each thread the groups j, j + 8, ... of both, so that no
 // sum is split and the fold is three shuffles. A warp's task is eight rows (four thread-groups of two); with `gated` four pairs
-// of a gate row and the up row of the same number. Warps walk tasks blockIdx + grid * (warp + workers * round): every processor
+// of a gate row and the up row of the same number. Where that gives work to half of the warps at most, thread-groups own one
+// row and tasks have four. Warps walk tasks blockIdx + grid * (warp + workers * round): every processor
 // gets the same number of tasks, give or take one. Up to three matrices that share x are one list of tasks.
 //
 // Weights stream through a ring of asynchronous copies in shared memory that belongs to the thread (the K-quants' super scales
@@ -16,7 +17,7 @@
 //
 // Bytes moved: each packed byte once; x, norm once per block.
 //
-// PRECOND: one row; columns a multiple of 32; matrices of one type and width; x, norm aligned to 16, weights to 256 bytes;
+// PRECOND: one row; columns a multiple of the type's blocks; matrices of one type and width; x, norm aligned to 16, weights to 256 bytes;
 // gated: two matrices of as many rows.
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +28,10 @@
 
 namespace assay {
 
-constexpr int kGemvThreads = 256, kGemvWarps = 8, kTaskRows = 8, kLargestRing = 8;
+constexpr int kGemvThreads = 256, kGemvWarps = 8, kLargestRing = 8;
+/// Rows of a task; kRows: of a thread-group.
+template <int kRows>
+constexpr int kTaskRows = 4 * kRows;
 
 struct GemvMatrix {
   const unsigned char* data;
@@ -50,56 +54,71 @@ struct GemvArgs {
   int32_t workers, ring_quads;  // warps that have a ring, quads in each
 };
 
-/// Bytes of a warp's quad in the ring, by part: codes [half][row 2][block 2][part][thread] 16, high alike, scales
-/// [row 2][thread] of four blocks, super [thread-group 4][row 2][block 4] 4.
-template <int32_t kType>
+/// Bytes of a warp's quad in the ring, by part: codes [half][row][block 2][part][thread] 16, high alike, scales [row][thread] of
+/// four blocks, super [thread-group 4][row][block 4] 4.
+template <int32_t kType, int kRows>
 struct RingQuad {
   static constexpr int kParts = type_code_parts(kType), kHighBytes = type_high_bytes(kType);
   static constexpr int kScaleBytes = 4 * type_scale_bytes(kType);
-  static constexpr int kHigh = 8 * kParts * 512, kScales = kHigh + 8 * 32 * kHighBytes, kSuper = kScales + 2 * 32 * kScaleBytes;
-  static constexpr int kBytes = kSuper + (type_k_quant(kType) ? 128 : 0);
+  static constexpr int kPlaces = 4 * kRows;  // pairs of row and block
+  static constexpr int kHigh = kPlaces * kParts * 512, kScales = kHigh + kPlaces * 32 * kHighBytes;
+  static constexpr int kSuper = kScales + kRows * 32 * kScaleBytes, kBytes = kSuper + (type_k_quant(kType) ? kRows * 64 : 0);
 };
 
-/// The two rows of a thread in a task.
+/// The rows of a thread in a task.
+template <int kRows>
 struct TaskRows {
-  int matrix[2], row[2];
+  int matrix[kRows], row[kRows];
 };
-__device__ __forceinline__ TaskRows rows_of_task(const GemvArgs& a, int task, int thread_group) {
-  if (a.gated) return {{0, 1}, {task * 4 + thread_group, task * 4 + thread_group}};
+template <int kRows>
+__device__ __forceinline__ TaskRows<kRows> rows_of_task(const GemvArgs& a, int task, int thread_group) {
+  TaskRows<kRows> rows;
   const int m = a.count > 2 && task >= a.w[2].first_task ? 2 : a.count > 1 && task >= a.w[1].first_task ? 1 : 0;
-  const int row = (task - a.w[m].first_task) * kTaskRows + 2 * thread_group;
-  return {{m, m}, {row, row + 1}};
+#pragma unroll
+  for (int r = 0; r < kRows; r++) {
+    const bool pair = kRows == 2 && a.gated;  // a row of each matrix
+    rows.matrix[r] = pair ? r : m;
+    rows.row[r] = pair ? task * 4 + thread_group : (task - a.w[m].first_task) * kTaskRows<kRows> + kRows * thread_group + r;
+  }
+  return rows;
 }
 
-/// copy_wait for a number that is known at run time: 2 ring_quads - 2 + kMore.
+/// copy_wait for a number that is known at run time: 2 ring_quads - 2 + kMore. Three branches, which all threads take alike, are
+/// quicker here than a jump by a table.
 template <int kMore>
 __device__ __forceinline__ void wait_for_ring(int ring_quads) {
-  switch (ring_quads) {
-    case 1: return copy_wait<0 + kMore>();
-    case 2: return copy_wait<2 + kMore>();
-    case 3: return copy_wait<4 + kMore>();
-    case 4: return copy_wait<6 + kMore>();
-    case 5: return copy_wait<8 + kMore>();
-    case 6: return copy_wait<10 + kMore>();
-    case 7: return copy_wait<12 + kMore>();
-    default: return copy_wait<14 + kMore>();
+  static_assert(kLargestRing == 8);
+  const int r = ring_quads - 1;
+  if (r & 4) {
+    if (r & 2) {
+      if (r & 1) return copy_wait<14 + kMore>();
+      return copy_wait<12 + kMore>();
+    }
+    if (r & 1) return copy_wait<10 + kMore>();
+    return copy_wait<8 + kMore>();
   }
+  if (r & 2) {
+    if (r & 1) return copy_wait<6 + kMore>();
+    return copy_wait<4 + kMore>();
+  }
+  if (r & 1) return copy_wait<2 + kMore>();
+  return copy_wait<0 + kMore>();
 }
 
-/// What a thread copies: where its two rows lie, and how far it has come. Rows beyond the end are the last one again.
-template <int32_t kType>
+/// What a thread copies: where its rows lie, and how far it has come. Rows beyond the end are the last one again.
+template <int32_t kType, int kRows>
 struct RingFiller {
-  using Quad = RingQuad<kType>;
-  const unsigned char *codes[2] = {}, *high[2] = {}, *scales[2] = {}, *super = nullptr;
+  using Quad = RingQuad<kType, kRows>;
+  const unsigned char *codes[kRows] = {}, *high[kRows] = {}, *scales[kRows] = {}, *super = nullptr;
   unsigned char *ring = nullptr, *slot = nullptr;  // of the warp
   int task = 0, step = 0, quad = 0, slot_number = 0;
 
   __device__ __forceinline__ void locate(const GemvArgs& a) {
     if (task >= a.tasks) return;
     const int lane = lane_of_warp(), j = lane % 8;
-    const TaskRows rows = rows_of_task(a, task, lane / 8);
+    const TaskRows<kRows> rows = rows_of_task<kRows>(a, task, lane / 8);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < kRows; r++) {
       const GemvMatrix& m = a.w[rows.matrix[r]];
       const int64_t row = rows.row[r] < m.rows ? rows.row[r] : m.rows - 1;
       codes[r] = m.data + row * a.codes_row + j * 16;
@@ -116,10 +135,10 @@ struct RingFiller {
   __device__ __forceinline__ void copy_half(const GemvArgs& a) {
     const int lane = lane_of_warp();
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < kRows; r++) {
 #pragma unroll
       for (int u = 0; u < 2; u++) {
-        const int in_quad = 2 * kHalf + u, place = (kHalf * 2 + r) * 2 + u;
+        const int in_quad = 2 * kHalf + u, place = (kHalf * kRows + r) * 2 + u;
         const bool real = kWhole || quad * kQuadBlocks + in_quad < a.blocks;
 #pragma unroll
         for (int part = 0; part < Quad::kParts; part++) {
@@ -145,7 +164,10 @@ struct RingFiller {
         copy_async<Quad::kScaleBytes>(slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes, scales[r]);
       }
     }
-    if constexpr (kHalf == 0 && type_k_quant(kType)) copy_async<4>(slot + Quad::kSuper + lane * 4, super);
+    if constexpr (kHalf == 0 && type_k_quant(kType)) {
+      const int j = lane % 8;
+      if (j < 4 * kRows) copy_async<4>(slot + Quad::kSuper + (lane / 8 * 4 * kRows + j) * 4, super);
+    }
   }
   /// Queues one half of the next quad and closes its group, an empty one behind the last task.
   template <int kHalf>
@@ -165,7 +187,7 @@ struct RingFiller {
           locate(a);
         } else {
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
+          for (int r = 0; r < kRows; r++) {
             codes[r] += kQuadBlocks * Quad::kParts * 128;
             if constexpr (Quad::kHighBytes > 0) high[r] += kQuadGroups * Quad::kHighBytes;
             scales[r] += 8 * Quad::kScaleBytes;
@@ -197,7 +219,7 @@ __host__ __device__ __forceinline__ GemvShared gemv_shared(int ring_bytes, int d
 /// x to integers in shared memory, after the norm.
 template <int kDigits>
 __device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* shared, const GemvShared& at) {
-  constexpr int kAhead = 4;  // loads in flight per thread
+  constexpr int kAhead = 6;  // loads in flight per thread: all of 12288 columns
   const int eights = a.quads * kQuadColumns / 8;  // a multiple of 32: warps stay whole
   float r = 1.0f;
   if (a.norm) r = block_reciprocal_rms(a.x, a.columns, a.eps, reinterpret_cast<float*>(shared + at.lanes));
@@ -237,9 +259,21 @@ __device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* s
   }
 }
 
-template <int32_t kType, int kDigits>
+/// What a group's product takes: a thread's group of x, and of a weight row.
+template <int kDigits>
+struct XCodes {
+  uint4 words[kDigits][2];
+  float scale, sum;
+};
+template <int32_t kType>
+struct GroupCodes {
+  uint4 codes[type_code_parts(kType)];
+  uint2 upper;
+};
+
+template <int32_t kType, int kDigits, int kRows>
 __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
-  using Quad = RingQuad<kType>;
+  using Quad = RingQuad<kType, kRows>;
   SHARED_BYTES(shared);
   const int warp = (int)threadIdx.x / 32, lane = lane_of_warp(), j = lane % 8;
   const bool worker = warp < a.workers;
@@ -253,7 +287,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
     }
   }
   copy_commit();
-  RingFiller<kType> filler;
+  RingFiller<kType, kRows> filler;
   filler.ring = filler.slot = shared + (worker ? warp : 0) * a.ring_quads * Quad::kBytes;
   filler.task = worker ? (int)(blockIdx.x + gridDim.x * warp) : a.tasks;
   filler.step = (int)gridDim.x * a.workers;
@@ -275,26 +309,55 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
   const unsigned char* slot = filler.ring;
   int slot_number = 0;
   for (int task = first_task; task < a.tasks; task += filler.step) {
-    // Thread j = 0 and 1 of a thread-group write its rows (gated: thread 0); what they add is fetched early.
-    const TaskRows rows = rows_of_task(a, task, lane / 8);
-    const int mine = j & 1;
-    const GemvMatrix& m = a.w[mine ? rows.matrix[1] : rows.matrix[0]];
-    const int row = mine ? rows.row[1] : rows.row[0];
-    const bool writes = row < m.rows && j < 2;  // gated: both fetch, thread 0 writes
+    // Thread j < kRows of a thread-group writes its row j (gated: thread 0); what they add is fetched early.
+    const TaskRows<kRows> rows = rows_of_task<kRows>(a, task, lane / 8);
+    const int mine = j & (kRows - 1);
+    const GemvMatrix& m = a.w[mine ? rows.matrix[kRows - 1] : rows.matrix[0]];
+    const int row = mine ? rows.row[kRows - 1] : rows.row[0];
+    const bool writes = row < m.rows && j < kRows;  // gated: both fetch, thread 0 writes
     const float bias = writes && m.bias ? m.bias[row] : 0.0f;
     const float residual = writes && a.residual ? a.residual[row] : 0.0f;
-    float acc[2] = {0.0f, 0.0f};
+    float acc[kRows] = {};
     for (int quad = 0; quad < a.quads; quad++) {
-      uint32_t scale_words[2][Quad::kScaleBytes / 4];
-      uint4 super[2];
+      uint32_t scale_words[kRows][Quad::kScaleBytes / 4];
+      uint4 super[kRows];
+      const auto load_x = [&](int b, XCodes<kDigits>& x) {
+#pragma unroll
+        for (int d = 0; d < kDigits; d++) {
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            x.words[d][h] = *reinterpret_cast<const uint4*>(shared + at.codes + ((b * kDigits + d) * 2 + h) * 128 + j * 16);
+          }
+        }
+        x.scale = scales[b * kBlockGroups];
+        x.sum = type_has_minimum(kType) ? sums[b * kBlockGroups] : 0.0f;
+      };
+      const auto load_weights = [&](int place, GroupCodes<kType>& w) {
+#pragma unroll
+        for (int part = 0; part < Quad::kParts; part++) {
+          w.codes[part] = *reinterpret_cast<const uint4*>(slot + (place * Quad::kParts + part) * 512 + lane * 16);
+        }
+        w.upper = make_uint2(0, 0);
+        if constexpr (Quad::kHighBytes == 4) {
+          w.upper.x = *reinterpret_cast<const uint32_t*>(slot + Quad::kHigh + (place * 32 + lane) * 4);
+        } else if constexpr (Quad::kHighBytes == 8) {
+          w.upper = *reinterpret_cast<const uint2*>(slot + Quad::kHigh + (place * 32 + lane) * 8);
+        }
+      };
 #pragma unroll
       for (int half = 0; half < 2; half++) {
+        // With one row per thread few warps are at work, so what comes first is loaded before copies are waited for and queued.
+        constexpr bool kEarly = kRows == 1;
+        XCodes<kDigits> first_x;
+        GroupCodes<kType> first_weights;
+        if constexpr (kEarly) load_x(quad * kQuadBlocks + 2 * half, first_x);
         wait_for_ring<0>(a.ring_quads);
         if constexpr (type_k_quant(kType)) sync_warp();  // super: here it is all there, and nobody reads the quad before any more
+        if constexpr (kEarly) load_weights(half * kRows * 2, first_weights);
         if (half == 0) {
           // The copies queued next may take the place of this quad's scales: they are read before.
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
+          for (int r = 0; r < kRows; r++) {
             const unsigned char* p = slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes;
             if constexpr (Quad::kScaleBytes == 8) {
               const uint2 v = *reinterpret_cast<const uint2*>(p);
@@ -305,7 +368,7 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
             }
             super[r] = make_uint4(0, 0, 0, 0);
             if constexpr (type_k_quant(kType)) {
-              super[r] = *reinterpret_cast<const uint4*>(slot + Quad::kSuper + (lane / 8 * 2 + r) * 16);
+              super[r] = *reinterpret_cast<const uint4*>(slot + Quad::kSuper + (lane / 8 * kRows + r) * 16);
             }
           }
           filler.template fill<1>(a);
@@ -314,33 +377,24 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
         }
 #pragma unroll
         for (int u = 0; u < 2; u++) {
-          const int in_quad = 2 * half + u, b = quad * kQuadBlocks + in_quad;
-          uint4 x[kDigits][2];
-#pragma unroll
-          for (int d = 0; d < kDigits; d++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-              x[d][h] = *reinterpret_cast<const uint4*>(shared + at.codes + ((b * kDigits + d) * 2 + h) * 128 + j * 16);
-            }
+          const int in_quad = 2 * half + u;
+          XCodes<kDigits> x;
+          if (kEarly && u == 0) {
+            x = first_x;
+          } else {
+            load_x(quad * kQuadBlocks + in_quad, x);
           }
-          const float s = scales[b * kBlockGroups];
-          const float sum = type_has_minimum(kType) ? sums[b * kBlockGroups] : 0.0f;
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
-            const int place = (half * 2 + r) * 2 + u;
-            uint4 codes[Quad::kParts];
-#pragma unroll
-            for (int part = 0; part < Quad::kParts; part++) {
-              codes[part] = *reinterpret_cast<const uint4*>(slot + (place * Quad::kParts + part) * 512 + lane * 16);
-            }
-            uint2 upper = make_uint2(0, 0);
-            if constexpr (Quad::kHighBytes == 4) {
-              upper.x = *reinterpret_cast<const uint32_t*>(slot + Quad::kHigh + (place * 32 + lane) * 4);
-            } else if constexpr (Quad::kHighBytes == 8) {
-              upper = *reinterpret_cast<const uint2*>(slot + Quad::kHigh + (place * 32 + lane) * 8);
+          for (int r = 0; r < kRows; r++) {
+            GroupCodes<kType> w;
+            if (kEarly && u == 0) {
+              w = first_weights;
+            } else {
+              load_weights((half * kRows + r) * 2 + u, w);
             }
             const uint32_t scale = Quad::kScaleBytes == 16 ? scale_words[r][in_quad] : scale_words[r][in_quad / 2] >> (in_quad % 2 * 16);
-            acc[r] = add_group<kType, kDigits>(acc[r], codes, upper, widened_scales<kType>(scale, word_of(super[r], in_quad)), x, s, sum);
+            acc[r] = add_group<kType, kDigits>(acc[r], w.codes, w.upper, widened_scales<kType>(scale, word_of(super[r], in_quad)), x.words,
+                                               x.scale, x.sum);
           }
         }
       }
@@ -348,13 +402,13 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
       if (++slot_number == a.ring_quads) slot_number = 0, slot = filler.ring;
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < kRows; r++) {
 #pragma unroll
       for (int mask = 1; mask <= 4; mask *= 2) acc[r] = add_f32(acc[r], shuffle_xor(acc[r], mask));
     }
     // Sums are never -0, so adding +0 for a bias or residual that is not there changes nothing.
-    float v = add_f32(mine ? acc[1] : acc[0], bias);
-    if (a.gated) {
+    float v = add_f32(mine ? acc[kRows - 1] : acc[0], bias);
+    if (kRows == 2 && a.gated) {
       const float up = shuffle_xor(v, 1);
       if (writes && j == 0) m.y[row] = mul_f32(silu_f32(v), up);
     } else if (writes) {
@@ -388,7 +442,7 @@ static bool choose_rings(int64_t per_processor, int64_t quad_bytes, int64_t fixe
 bool gemv_takes(const AssayLinear& a) {
   const AssayWeight& first = a.w[0];
   if (a.rows != 1 || a.count < 1 || a.count > 3 || !type_quantised(first.type) || a.activations == ASSAY_ACTIVATIONS_F32 ||
-      first.columns <= 0 || first.columns % kGroupColumns != 0 || first.columns > INT32_MAX / 4) {
+      first.columns <= 0 || first.columns % type_file_block_columns(first.type) != 0 || first.columns > INT32_MAX / 4) {
     return false;
   }
   if ((reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.norm)) % 16 != 0) return false;
@@ -410,34 +464,42 @@ int quant_gemv(AssayDevice& d, const AssayLinear& a) {
   GemvArgs g = {};
   const PackedLayout l = packed_layout(first.type, 1, first.columns);
   g.codes_row = l.codes_row, g.high_row = l.high_row, g.scales_row = l.scales_row, g.super_row = l.super_row;
-  int64_t tasks = 0;
+  const auto tasks_of = [&](int rows) {  // per thread-group
+    int64_t tasks = 0;
+    for (int i = 0; i < a.count; i++) tasks += (a.w[i].rows + 4 * rows - 1) / (4 * rows);
+    return a.gated ? (first.rows + 3) / 4 : tasks;
+  };
+  const int rows = !a.gated && tasks_of(1) <= int64_t(d.processors) * kGemvWarps ? 1 : 2;
+  const int64_t tasks = tasks_of(rows);
+  int64_t before = 0;
   for (int i = 0; i < a.count; i++) {
     const AssayWeight& w = a.w[i];
     const PackedLayout planes = packed_layout(w.type, w.rows, w.columns);
     g.w[i] = {static_cast<const unsigned char*>(w.data), planes.high, planes.scales, planes.super, a.bias[i], a.y[i], int32_t(w.rows),
-              int32_t(tasks)};
-    tasks += (w.rows + kTaskRows - 1) / kTaskRows;
+              int32_t(before)};
+    before += (w.rows + 4 * rows - 1) / (4 * rows);
   }
-  if (a.gated) tasks = (first.rows + kTaskRows / 2 - 1) / (kTaskRows / 2);
   g.x = a.x, g.norm = a.norm, g.residual = a.residual, g.eps = a.eps;
   g.count = a.count, g.gated = a.gated ? 1 : 0;
   g.columns = int32_t(first.columns), g.blocks = int32_t(l.blocks), g.quads = int32_t(l.quads), g.tasks = int32_t(tasks);
 
   int result = ASSAY_REFUSED;
   with_type_and_digits(first.type, a.activations, [&]<int32_t kType, int kDigits>() {
-    constexpr int64_t kQuadBytes = RingQuad<kType>::kBytes;
+    const int64_t quad_bytes = rows == 1 ? RingQuad<kType, 1>::kBytes : RingQuad<kType, 2>::kBytes;
     // Half of a multiprocessor's shared memory, so that the next kernel's block fits beside this one; all where it must be.
     constexpr int64_t kHalf = int64_t(112) << 10;
     const int norm_columns = a.norm ? g.columns : 0;
     const int64_t fixed = gemv_shared(0, kDigits, g.quads, norm_columns).bytes, all = int64_t(d.shared_limit);
     const int64_t per_processor = (tasks + d.processors - 1) / d.processors;
-    if (!choose_rings(per_processor, kQuadBytes, fixed, std::min(kHalf, all), g.workers, g.ring_quads) &&
-        !choose_rings(per_processor, kQuadBytes, fixed, all, g.workers, g.ring_quads)) {
+    if (!choose_rings(per_processor, quad_bytes, fixed, std::min(kHalf, all), g.workers, g.ring_quads) &&
+        !choose_rings(per_processor, quad_bytes, fixed, all, g.workers, g.ring_quads)) {
       return;
     }
-    const int64_t shared = gemv_shared(g.workers * g.ring_quads * int(kQuadBytes), kDigits, g.quads, norm_columns).bytes;
+    const int64_t shared = gemv_shared(g.workers * g.ring_quads * int(quad_bytes), kDigits, g.quads, norm_columns).bytes;
     const dim3 grid = dim3(unsigned(std::min<int64_t>(d.processors, tasks)));
-    result = launch(d, variant_name("gemv", kType, kDigits).c_str(), Overlap::yes, gemv<kType, kDigits>, grid, kGemvThreads, size_t(shared), g);
+    const std::string name = variant_name(rows == 1 ? "gemv_r1" : "gemv", kType, kDigits);
+    result = launch(d, name.c_str(), Overlap::yes, rows == 1 ? gemv<kType, kDigits, 1> : gemv<kType, kDigits, 2>, grid, kGemvThreads,
+                    size_t(shared), g);
   });
   return result;
 }

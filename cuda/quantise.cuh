@@ -97,7 +97,7 @@ __device__ __forceinline__ QuantisedEight<kDigits> quantise_8(float* x) {
 /// else uses before the next barrier.
 __device__ __forceinline__ float block_reciprocal_rms(const float* x, int columns, float eps, float* lanes) {
   float acc = 0.0f;
-#pragma unroll 8
+#pragma unroll 16
   for (int k = (int)threadIdx.x; k < columns; k += kFloatLanes) acc = fma_f32(x[k], x[k], acc);
   lanes[threadIdx.x] = acc;
   sync_block();

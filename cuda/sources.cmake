@@ -1,7 +1,7 @@
 # Writes OUT, a header with a hash over every source that can change what the module computes: AssayModule.sources.
 # cmake -DROOT=... -DOUT=... -P sources.cmake; the file changes only when its content does.
 file(GLOB sources RELATIVE ${ROOT} ${ROOT}/cuda/*.cu ${ROOT}/cuda/*.cuh ${ROOT}/cuda/device.h ${ROOT}/cuda/CMakeLists.txt ${ROOT}/cuda/simt/*
-     ${ROOT}/engine/abi.h ${ROOT}/engine/model.h ${ROOT}/engine/numerics.h ${ROOT}/engine/formats/*.h)
+     ${ROOT}/engine/abi.h ${ROOT}/engine/model.h ${ROOT}/engine/numerics.h ${ROOT}/engine/formats/*.h ${ROOT}/engine/ops/group.h)
 list(SORT sources)
 set(all "")
 foreach(f ${sources})

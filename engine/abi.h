@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define ASSAY_ABI_VERSION 1
+#define ASSAY_ABI_VERSION 2
 
 enum { ASSAY_DONE = 1, ASSAY_REFUSED = 0, ASSAY_ERROR = -1, ASSAY_OUT_OF_MEMORY = -2 };
 
@@ -152,9 +152,12 @@ typedef struct AssayAttention { /* causal: row t over positions 0 .. places[t].p
   const AssayPlace* places;
   AssayCache cache;
   int64_t rows, heads;
-  int64_t longest; /* upper bound of position + 1 over the rows; under capture the context */
+  int64_t longest; /* upper bound of position + 1 over the rows; under capture over those of every replay */
   float scale;
   float reserved;
+  /* Fused form, null: not asked for. What makes the queries of these rows and stores their keys and values is done first: q is
+     its q_out, places and cache are its own. Its bytes are those of `heads` and then `attention`. A module may refuse it. */
+  const AssayHeads* heads_of;
 } AssayAttention;
 
 typedef struct AssayBinary { /* silu_mul: y = silu(a) * b; add: y = a + b. y may be a or b */

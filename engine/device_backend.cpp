@@ -100,7 +100,8 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
   o.supported = [&](const DeviceStep& s) {
     for (int n : s.nodes)
       if (options_.refuse && options_.refuse(program_.nodes[size_t(n)])) return false;
-    Run r{{none, {}, {}, {}, nullptr, nullptr, 0}, nullptr, *plan, plan->shared, 0, 0, false, {}, nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};
+    const PassState no_pass{none, {}, {}, {}, nullptr, nullptr, 0};
+    Run r{no_pass, nullptr, *plan, plan->shared, 0, 0};
     return device_->done(run_step(r, s, true), "a probe of " + program_.nodes[size_t(s.nodes.front())].name());
   };
   plan->steps = plan_steps(program_, o);
@@ -144,6 +145,24 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
     values->memory.resize(values->columns.size());
   }
   return plan;
+}
+
+DeviceBytes DeviceBackend::memory() const {
+  DeviceBytes b;
+  weights_.count(b);
+  b.rope = cos_.bytes() + sin_.bytes();
+  for (const DeviceMemory& m : cache_memory_) b.kv += m.bytes();
+  for (const Plan* plan : {rows_.get(), one_row_.get()})
+    for (const Values* v : {plan ? &plan->shared : nullptr, plan ? &plan->kept : nullptr}) {
+      if (!v) continue;
+      for (const DeviceMemory& m : v->memory) b.values += m.bytes();
+      b.values += v->gathered.bytes();
+      b.io += v->inputs.bytes();
+      b.host_io += v->host_inputs.bytes();
+    }
+  b.io += tail_.bytes();
+  b.host_io += host_tail_.bytes() + host_logits_.bytes();
+  return b;
 }
 
 bool DeviceBackend::materialises(const Batch& batch, ValueId value) { return plan_of(batch).materialised.at(size_t(value)); }

@@ -35,6 +35,8 @@ class DeviceBackend {
   /// The slot has no positions >= length any more; with poison they are overwritten on the device.
   void truncate(int slot, int64_t length);
 
+  /// Bytes by class that are held now.
+  DeviceBytes memory() const;
   Device& device() { return *device_; }
   const Device& device() const { return *device_; }
   DeviceWeights& weights() { return weights_; }
@@ -57,6 +59,7 @@ class DeviceBackend {
   int run_step(Run& r, const DeviceStep& step, bool probe);
   int run_linears(Run& r, const DeviceStep& step, bool probe);
   int run_heads(Run& r, const DeviceStep& step, bool probe);
+  int run_attention(Run& r, const Node& node, const AssayHeads* heads, bool probe);
   int run_single(Run& r, const Node& node, bool probe);
   bool run_all(Run& r);
   void run_on_cpu(Run& r, int node);
@@ -65,6 +68,7 @@ class DeviceBackend {
   void note(Run& r, const DeviceStep& step, double seconds);
   void prepare(Plan& plan, Values& values, int64_t rows, int64_t logit_rows);
   void upload_inputs(Run& r);
+  int64_t bound_of_replays(int64_t longest) const;
   void state_is_on_device(const PassState& pass, int layer);
   void copy_state(int layer, int slot, int64_t from, int64_t to, bool to_device);
   const float* finish_pass(Run& r);

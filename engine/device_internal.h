@@ -34,7 +34,7 @@ struct DeviceBackend::Plan {
   std::vector<bool> materialised;    // per value
   std::vector<int> last_use;         // per value: index of the last step that reads it
   Values shared, kept;
-  std::map<std::tuple<int64_t, int64_t, bool>, Graph> graphs;   // by rows, logit rows, kept
+  std::map<std::tuple<int64_t, int64_t, bool, int64_t>, Graph> graphs;   // by rows, logit rows, kept, longest
   bool whole = true;                 // no node has fallen back so far
 };
 
@@ -44,12 +44,13 @@ struct DeviceBackend::Run {
   Plan& plan;
   Values& values;
   int64_t rows, logit_rows;
+  int64_t longest = 0;               // upper bound of positions + 1
   bool capturing = false;
-  std::vector<bool> on_device;       // per value
+  std::vector<bool> on_device{};     // per value
   Graph* recording = nullptr;
   const float* logits = nullptr;     // on the device
   bool logits_on_host = false;
-  std::vector<std::pair<size_t, int32_t>> timed;   // trace entries of steps, and their marks: 2 n before, 2 n + 1 behind
+  std::vector<std::pair<size_t, int32_t>> timed{};   // trace entries of steps, and their marks: 2 n before, 2 n + 1 behind
   const AssayPlace* places = nullptr;
   const int32_t *ids = nullptr, *logit_index = nullptr;
 };

@@ -100,7 +100,27 @@ int DeviceBackend::run_heads(Run& r, const DeviceStep& step, bool probe) {
     a.sin = sin_.as<const float>();
     a.overflow = tail_.as<int64_t>() + rope.layer;
   }
+  if (step.attention >= 0) return run_attention(r, program_.nodes[size_t(step.attention)], &a, probe);
   return t.heads(device_->handle(), &a);
+}
+
+/// heads: what is fused in front, or null.
+int DeviceBackend::run_attention(Run& r, const Node& n, const AssayHeads* heads, bool probe) {
+  const AssayModule& t = device_->table();
+  if (!t.attention) return ASSAY_REFUSED;
+  AssayAttention a{};
+  a.cache = caches_[size_t(n.layer)];
+  a.heads = n.heads;
+  a.longest = probe ? 1 : r.longest;
+  a.scale = float(1.0 / std::sqrt(double(n.head_dim)));
+  a.heads_of = heads;
+  if (!probe) {
+    a.q = heads ? heads->q_out : input(r, n.inputs[0], false);
+    a.y = output(r, n.output);
+    a.places = r.places;
+    a.rows = r.rows;
+  }
+  return t.attention(device_->handle(), &a);
 }
 
 int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
@@ -141,15 +161,7 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
       const AssayKvStore a{in(0), in(1), r.places, caches_[size_t(n.layer)], rows, probe ? nullptr : tail_.as<int64_t>() + n.layer};
       return t.kv_store(d, &a);
     }
-    case OpKind::attention: {
-      if (!t.attention) return ASSAY_REFUSED;
-      int64_t longest = r.capturing ? caches_[size_t(n.layer)].context : 0;
-      if (!r.capturing)
-        for (int64_t p : r.pass.positions) longest = std::max(longest, p + 1);
-      const AssayAttention a{in(0), out(), r.places, caches_[size_t(n.layer)], rows, n.heads, longest,
-                             float(1.0 / std::sqrt(double(n.head_dim))), 0};
-      return t.attention(d, &a);
-    }
+    case OpKind::attention: return run_attention(r, n, nullptr, probe);
     case OpKind::silu_mul:
     case OpKind::add: {
       const auto op = n.op == OpKind::add ? t.add : t.silu_mul;

@@ -237,6 +237,14 @@ const float* DeviceBackend::finish_pass(Run& r) {
   return wanted ? host_logits_.as<const float>() : nullptr;
 }
 
+/// One graph serves all replays up to it: few graphs, and those of short sequences may have kernels of their own.
+int64_t DeviceBackend::bound_of_replays(int64_t longest) const {
+  const int64_t context = host_caches_.empty() ? longest : host_caches_[0].context;
+  for (int64_t bound : {128, 256})
+    if (longest <= bound) return std::min(bound, context);
+  return context;
+}
+
 const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   const AssayModule& t = device_->table();
   const AssayCounters before = device_->counters();
@@ -246,7 +254,10 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   Values& values = graph && pass.observer && !device_->plant_shared_capture ? plan.kept : plan.shared;
   const int64_t rows = pass.batch.rows(), logit_rows = int64_t(pass.batch.logit_rows.size());
   prepare(plan, values, rows, logit_rows);
-  Run r{pass, &host, plan, values, rows, logit_rows, false, std::vector<bool>(program_.values.size(), false), nullptr, nullptr, false, {}, nullptr, nullptr, nullptr};
+  Run r{pass, &host, plan, values, rows, logit_rows};
+  r.on_device.assign(program_.values.size(), false);
+  for (int64_t p : pass.positions) r.longest = std::max(r.longest, p + 1);
+  if (graph) r.longest = bound_of_replays(r.longest);
   for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position + s.rows;
   upload_inputs(r);
   const auto body = [&] {
@@ -255,7 +266,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   };
   bool replayed = false;
   if (graph) {
-    const auto key = std::tuple(rows, logit_rows, values.keep);
+    const auto key = std::tuple(rows, logit_rows, values.keep, r.longest);
     if (!plan.graphs.contains(key)) {
       Graph g;
       r.recording = &g;

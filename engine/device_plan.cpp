@@ -10,6 +10,7 @@ std::vector<ValueId> DeviceStep::outputs(const Program& p) const {
     for (int l : linears) out.push_back(p.nodes[size_t(l)].output);
   } else if (q_rope >= 0) {
     out.push_back(p.nodes[size_t(q_rope)].output);
+    if (attention >= 0) out.push_back(p.nodes[size_t(attention)].output);
   } else if (p.nodes[size_t(nodes.back())].output != kNoValue) {
     out.push_back(p.nodes[size_t(nodes.back())].output);
   }
@@ -128,7 +129,15 @@ class Planner {
       if (const int residual = residual_behind(i); residual >= 0) out.push_back(linear_step(-1, {i}, -1, residual));
     }
     DeviceStep heads;
-    if (heads_step(i, heads)) out.push_back(std::move(heads));
+    if (heads_step(i, heads)) {
+      const int behind = heads.nodes.back() + 1;
+      if (const Node* a = at(behind, OpKind::attention); a && a->inputs[0] == p_.nodes[size_t(heads.q_rope)].output) {
+        out.push_back(heads);
+        out.back().nodes.push_back(behind);
+        out.back().attention = behind;
+      }
+      out.push_back(std::move(heads));
+    }
     return out;
   }
 

@@ -15,6 +15,7 @@ struct DeviceStep {
   int act = -1;               // silu_mul of two linears
   int residual = -1;          // add behind one linear
   int q_rope = -1;            // a heads step: [q_norm, k_norm,] q_rope, k_rope, kv_store
+  int attention = -1;         // attention behind a heads step, in its launch
   bool single() const { return nodes.size() == 1; }
   /// Outputs that the step writes.
   std::vector<ValueId> outputs(const Program& p) const;

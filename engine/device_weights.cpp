@@ -103,6 +103,13 @@ DeviceWeights::DeviceWeights(Device& device, WeightPlan plan, bool preload) : de
   device_.finish();
 }
 
+void DeviceWeights::count(DeviceBytes& bytes) const {
+  for (const auto& [data, place] : places_) bytes.weights += place.memory.bytes();
+  for (const DeviceMemory& m : window_) bytes.window += m.bytes();
+  bytes.staging += raw_.bytes();
+  for (const auto& [data, memory] : vectors_) bytes.vectors += memory.bytes();
+}
+
 void DeviceWeights::load(const Matrix& m, void* to) {
   device_.upload(raw_.data(), m.data, m.bytes());
   if (!device_.done(device_.table().pack_weight(device_.handle(), int32_t(m.type), m.rows, m.columns, raw_.data(), to), "pack_weight"))
@@ -139,6 +146,12 @@ AssayWeight DeviceWeights::get(const Matrix& m) {
   }
   w.data = window_[size_t(place.buffer)].data();
   return w;
+}
+
+void DeviceWeights::forget(const Matrix& m) {
+  Place& place = places_.at(m.data);
+  place.loaded = false;
+  if (place.buffer >= 0) in_window_[size_t(place.buffer)] = nullptr;
 }
 
 const float* DeviceWeights::get(const Vector& v) {

@@ -27,6 +27,20 @@ struct WeightPlan {
   uint64_t device_bytes() const { return resident_bytes + buffer_bytes * uint64_t(buffers) + raw_bytes; }
 };
 
+/// What a DeviceBackend has of its device, in bytes, as asked for so far. The module's scratch and graphs are its own.
+struct DeviceBytes {
+  uint64_t weights = 0;    // resident matrices, packed
+  uint64_t window = 0;     // buffers through which the others stream
+  uint64_t staging = 0;    // a matrix as the file has it, while it is packed
+  uint64_t vectors = 0;    // norms and biases
+  uint64_t rope = 0;       // cos and sin of every position
+  uint64_t kv = 0;         // caches of all slots and layers
+  uint64_t values = 0;     // buffers of node values, of every geometry of passes that has run
+  uint64_t io = 0;         // inputs and results of passes
+  uint64_t host_io = 0;    // the same in the device's own host memory; not part of the total
+  uint64_t total() const { return weights + window + staging + vectors + rope + kv + values + io; }
+};
+
 /// The window holds what one step reads and the matrix before it.
 inline constexpr int kWindowBuffers = 4;
 
@@ -46,6 +60,8 @@ class DeviceWeights {
   /// Uploads and packs the resident ones unless `preload` is off: then each is when first needed.
   DeviceWeights(Device& device, WeightPlan plan, bool preload);
   const WeightPlan& plan() const { return plan_; }
+  /// Adds weights, window, staging and vectors.
+  void count(DeviceBytes& bytes) const;
 
   /// Whether the device can have the matrix at all, and whether it lies there already.
   bool offered(const Matrix& m) const;
@@ -56,6 +72,8 @@ class DeviceWeights {
   const float* get(const Vector& v);
   /// For planted faults: what a window that evicts the wrong layer would do.
   bool plant_stale_window = false;
+  /// For planted faults: the matrix is taken to lie on the device no more, and is uploaded again when it is asked for.
+  void forget(const Matrix& m);
 
  private:
   struct Place {

@@ -6,6 +6,7 @@
 
 #include "dumps/error.h"
 #include "engine/ops/panel.h"
+#include "engine/plan_internal.h"
 #include "engine/thread_pool.h"
 
 namespace assay {
@@ -14,39 +15,9 @@ namespace {
 size_t vector_bytes(const Weights& w) {
   size_t floats = w.final_norm.size();
   for (const LayerWeights& l : w.layers)
-    for (const Vector* v :
-         {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm,
-          &l.attn_post_norm, &l.ffn_post_norm})
+    for (const Vector* v : {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm,
+                            &l.attn_post_norm, &l.ffn_post_norm})
       floats += v->size();
-  return floats * sizeof(float);
-}
-
-/// Sizes of the buffers that a pass leaves behind, by the engine's own rule of choosing them.
-size_t value_bytes(const Program& p, int64_t rows) {
-  std::vector<int> last_use(p.values.size(), -1), buffer_of(p.values.size(), -1);
-  for (size_t i = 0; i < p.nodes.size(); i++)
-    for (ValueId v : p.nodes[i].inputs) last_use[size_t(v)] = int(i);
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; i < p.nodes.size(); i++) {
-    const Node& n = p.nodes[i];
-    if (n.output != kNoValue) {
-      const int64_t floats = (n.requested_rows_only ? 1 : rows) * p.values[size_t(n.output)].columns;
-      std::vector<bool> used(sizes.size(), false);
-      for (int b : buffer_of)
-        if (b >= 0) used[size_t(b)] = true;
-      int best = choose_buffer(sizes, used, floats);
-      if (best < 0) {
-        best = int(sizes.size());
-        sizes.push_back(0);
-      }
-      sizes[size_t(best)] = std::max(sizes[size_t(best)], floats);
-      buffer_of[size_t(n.output)] = best;
-    }
-    for (ValueId v : n.inputs)
-      if (last_use[size_t(v)] == int(i)) buffer_of[size_t(v)] = -1;
-  }
-  size_t floats = 0;
-  for (int64_t s : sizes) floats += size_t(s);
   return floats * sizeof(float);
 }
 
@@ -63,7 +34,65 @@ size_t read_number(const char* path, const std::string& key) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options, int64_t rows) {
+CountingHost::CountingHost(const Program& program) : program_(program) {
+  buffer_of_.assign(program.values.size(), -1);
+  ran_.assign(program.nodes.size(), false);
+}
+
+/// By the engine's own rule of choosing them (Engine::make).
+float* CountingHost::make(ValueId value, int64_t floats) {
+  static float nothing;
+  int& buffer = buffer_of_[size_t(value)];
+  if (buffer >= 0) return &nothing;
+  std::vector<bool> used(sizes_.size(), false);
+  for (int b : buffer_of_)
+    if (b >= 0) used[size_t(b)] = true;
+  buffer = choose_buffer(sizes_, used, floats);
+  if (buffer < 0) {
+    buffer = int(sizes_.size());
+    sizes_.push_back(0);
+  }
+  sizes_[size_t(buffer)] = std::max(sizes_[size_t(buffer)], floats);
+  return &nothing;
+}
+const float* CountingHost::value(ValueId value) const {
+  static constexpr float kNothing = 0;
+  return buffer_of_[size_t(value)] < 0 ? nullptr : &kNothing;
+}
+void CountingHost::drop(ValueId value) {
+  buffer_of_[size_t(value)] = -1;
+}
+void CountingHost::run(size_t node) {
+  const Node& n = program_.nodes[node];
+  ran_[node] = true;
+  if (n.output != kNoValue)
+    make(n.output, (n.requested_rows_only ? logit_rows_ : rows_) * program_.values[size_t(n.output)].columns);
+}
+void CountingHost::begin(int64_t rows, int64_t logit_rows) {
+  rows_ = rows;
+  logit_rows_ = logit_rows;
+  std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
+}
+size_t CountingHost::bytes() const {
+  size_t floats = 0;
+  for (int64_t s : sizes_) floats += size_t(s);
+  return floats * sizeof(float);
+}
+
+/// A whole pass on the CPU.
+static void run_all(const Program& p, CountingHost& host) {
+  std::vector<int> last_use(p.values.size(), -1);
+  for (size_t i = 0; i < p.nodes.size(); i++)
+    for (ValueId v : p.nodes[i].inputs) last_use[size_t(v)] = int(i);
+  for (size_t i = 0; i < p.nodes.size(); i++) {
+    host.run(i);
+    for (ValueId v : p.nodes[i].inputs)
+      if (last_use[size_t(v)] == int(i)) host.drop(v);
+  }
+}
+
+MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options, int64_t rows,
+                       const PlanDevice* device) {
   const Model& m = outline.model;
   const Config& c = m.config;
   EngineOptions o = options;
@@ -71,6 +100,10 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   if (rows < 1 || rows > o.context)
     throw Error(ErrorKind::usage, "--rows", "out of range", "1 to the context, " + std::to_string(o.context),
                 std::to_string(rows));
+  // sin_f64 ends there (rope_table.h).
+  if (o.context > int64_t(1) << 23)
+    throw Error(ErrorKind::usage, "--ctx", "out of range of the rotary embedding", "at most 2^23",
+                std::to_string(o.context));
   const Program program = build_program(m);
   const size_t threads = size_t(o.threads ? o.threads : usable_cpus());
 
@@ -80,12 +113,22 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   p.vectors = vector_bytes(m.weights);
   p.engine.kv = size_t(2 * c.layers * o.slots * c.kv_heads * o.context * c.head_dim) * size_of(o.kv);
   p.engine.rope = size_t(o.context * (c.rope.rotary / 2)) * 2 * sizeof(float);
-  p.engine.values = value_bytes(program, rows);
+  CountingHost host(program);
+  host.begin(rows, 1);
+  if (device)
+    p.device = plan_device(m, o, rows, *device, host, p.pinned);
+  else
+    run_all(program, host);
+  p.engine.values = host.bytes();
 
   const bool integers = o.activations != Activations::f32;
   size_t codes = 0, scales = 0;
   int64_t widest = 0;  // columns of a linear in floats
-  for (const Node& n : program.nodes) {
+  for (size_t i = 0; i < program.nodes.size(); i++) {
+    const Node& n = program.nodes[i];
+    if (!host.ran(i)) continue;  // a device does it
+    if (n.op == OpKind::attention)
+      p.engine.scratch = threads * size_t(attention_scratch_floats(o.context, c.head_dim)) * sizeof(float);
     if (n.op != OpKind::linear) continue;
     const Matrix& w = *n.weight;
     const int64_t tokens = n.requested_rows_only ? 1 : rows;
@@ -100,7 +143,6 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   p.engine.quantised = codes + scales;
   // A worker's rows of packed tokens and weights: 28 at most with many tokens, one with few (ops/linear.cpp).
   p.packing = threads * size_t(widest) * (rows > 3 && o.isa != Isa::scalar ? 28 : 1) * sizeof(float);
-  p.engine.scratch = threads * size_t(attention_scratch_floats(o.context, c.head_dim)) * sizeof(float);
   return p;
 }
 

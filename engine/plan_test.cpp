@@ -184,6 +184,8 @@ TEST(Plan, RefusesWhatNoEngineCanHave) {
   EXPECT_NE(error_of([&] { plan_memory(m, o, 9); }).find("--rows"), std::string::npos);
   o.context = -1;
   EXPECT_NE(error_of([&] { plan_memory(m, o, 1); }).find("--ctx"), std::string::npos);
+  o.context = (int64_t(1) << 23) + 1;  // where angles end (ops/common/rope_table.h)
+  EXPECT_NE(error_of([&] { plan_memory(m, o, 1); }).find("2^23"), std::string::npos);
 }
 
 TEST(Limits, BoundsByHand) {
@@ -197,9 +199,34 @@ TEST(Limits, BoundsByHand) {
   EXPECT_EQ(l.decode.weight_bytes, (matrices + 300 * 256 + 256) / 32 * 34 + vectors);  // head, and one row of embed
   EXPECT_EQ(l.decode.moved(), l.decode.weight_bytes + 101 * l.kv_bytes_per_position);  // 100 read, one written
   EXPECT_EQ(l.prefill.weight_bytes, (matrices + 300 * 256 + 10 * 256) / 32 * 34 + vectors);
-  EXPECT_DOUBLE_EQ(l.decode_bound(1e9), 1e9 / double(l.decode.moved()));
-  EXPECT_DOUBLE_EQ(l.prefill_bound_by_bytes(1e9), 10 * 1e9 / double(l.prefill.moved()));
-  EXPECT_DOUBLE_EQ(l.prefill_bound_by_operations(1e12), 10 * 1e12 / double(l.prefill.operations));
+  // By s16: two int8 products per weight; 2 operations each. Everything else is f32.
+  const int64_t head = 300 * 256;
+  EXPECT_EQ(l.decode_work.int8, 4 * (matrices + head));
+  EXPECT_EQ(l.decode_work.f32, l.decode.operations - 2 * (matrices + head));
+  EXPECT_EQ(l.prefill_work.int8, 4 * (10 * matrices + head));  // logits of the last row
+  const Limits s8 = limits_of(build_program(m.model), 100, 10, KvType::f16, 1, Activations::s8);
+  EXPECT_EQ(s8.decode_work.int8, 2 * (matrices + head));
+  const Limits f32 = limits_of(build_program(m.model), 100, 10, KvType::f16, 1, Activations::f32);
+  EXPECT_EQ(f32.decode_work.int8, 0);
+  EXPECT_EQ(f32.decode_work.f32, f32.decode.operations);
+  // Four sequences read the weights once, an embedding row each, and four caches.
+  const Limits four = limits_of(build_program(m.model), 100, 10, KvType::f16, 4);
+  EXPECT_EQ(four.decode.weight_bytes, l.decode.weight_bytes + 3 * 256 / 32 * 34);
+  EXPECT_EQ(four.decode.state_read, 4 * l.decode.state_read);
+  EXPECT_EQ(four.kv_bytes_per_position, l.kv_bytes_per_position);
+  EXPECT_EQ(four.decode_work.int8, 4 * l.decode_work.int8);
+
+  EXPECT_DOUBLE_EQ(l.decode_at_most({1e9}), 1e9 / double(l.decode.moved()));
+  EXPECT_DOUBLE_EQ(four.decode_at_most({1e9}), 4 * 1e9 / double(four.decode.moved()));
+  EXPECT_DOUBLE_EQ(l.prefill_at_most({1e9}), 10 * 1e9 / double(l.prefill.moved()));
+  EXPECT_DOUBLE_EQ(l.prefill_at_most({1e15, 1e12}), 10 * 1e12 / double(l.prefill_work.int8));
+  EXPECT_DOUBLE_EQ(l.prefill_at_most({1e15, 0, 1e9}), 10 * 1e9 / double(l.prefill_work.f32));
+  EXPECT_EQ(Limits::bound(l.decode, l.decode_work, {1e9, 1e15, 1e15}).by, "bytes");
+  EXPECT_EQ(Limits::bound(l.decode, l.decode_work, {1e15, 1e9, 1e15}).by, "int8 products");
+  EXPECT_EQ(Limits::bound(l.decode, l.decode_work, {1e15, 1e15, 1e9}).by, "f32 operations");
+  ASSERT_NE(find_device("h200"), nullptr);
+  EXPECT_EQ(find_device("h200")->rates.bandwidth, 4.8e12);
+  EXPECT_EQ(find_device("z80"), nullptr);
   EXPECT_GT(l.prefill.operations, 10 * 2 * matrices);
 
   // Counted by another program: bytes of weights per token, of an untied embedding nothing.

@@ -5,11 +5,12 @@
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "conformance/check.h"
 #include "conformance/cli/options.h"
+#include "conformance/evidence.h"
 #include "dumps/error.h"
-#include "dumps/text.h"
 
 namespace assay::cli {
 
@@ -64,7 +65,7 @@ struct Selection {
       if (!family.empty() && c.family != family) continue;
       if (!device.empty() && c.device != device) continue;
       if (!stranger && device.empty() && c.device == "cuda" && filter.find("cuda") == std::string::npos) continue;
-      if (!filter.empty() && (filter.find('*') == std::string::npos ? c.id.find(filter) == std::string::npos : !glob_match(filter, c.id))) continue;
+      if (!id_matches(filter, c.id)) continue;
       out.push_back(&c);
     }
     return out;
@@ -73,10 +74,10 @@ struct Selection {
 
 struct CheckCommand {
   Selection selection;
-  std::string root, work, json, junit, isa, shard, module, backend = "cpu";
+  std::string root, work, json, junit, isa, shard, module, evidence, backend = "cpu";
   int threads = 0, repeat = 1;
   KernelRun kernel;
-  bool verbose = false, until_fail = false, exact = false, this_cpu = false;
+  bool verbose = false, until_fail = false, exact = false, this_cpu = false, no_evidence = false;
 };
 
 int run(const CheckCommand& o) {
@@ -110,12 +111,23 @@ int run(const CheckCommand& o) {
 
   std::vector<CheckResult> results;
   std::vector<nlohmann::ordered_json> records;
+  if (!o.evidence.empty() && (o.no_evidence || !o.module.empty()))
+    throw Error(ErrorKind::usage, "--evidence", "would answer nothing", "neither --no-evidence nor --module beside it", o.no_evidence ? "--no-evidence" : "--module");
+  if (!o.evidence.empty() && !std::filesystem::is_directory(o.evidence))
+    throw Error(ErrorKind::malformed, o.evidence, "is no folder", "one with evidence");
+  // Checks of a device that is not here. A module that somebody names has to run itself.
+  std::optional<EvidenceFolder> evidence;
+  if (!o.no_evidence && o.module.empty() && std::any_of(checks.begin(), checks.end(), [](const Check* c) { return c->device == "cuda"; })) {
+    evidence = read_evidence_folder(o.evidence.empty() ? context.root / "conformance" / "evidence" : std::filesystem::path(o.evidence));
+    for (const std::string& problem : evidence->problems) std::cerr << "assay: " << problem << "\n";
+  }
   const bool progress = isatty(2);
   bool stop = false;
   for (int round = 0; round < o.repeat && !stop; round++)
     for (size_t i = 0; i < checks.size() && !stop; i++) {
       if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, checks.size(), checks[i]->id) << std::flush;
       results.push_back(run_check(*checks[i], context));
+      if (evidence && checks[i]->device == "cuda") answer_from_evidence(results.back(), *evidence);
       records.push_back(to_json(results.back()));
       stop = o.until_fail && results.back().exit_code != kPass && results.back().exit_code != kNotRun;
     }
@@ -177,6 +189,7 @@ int selftest(CheckCommand o) {
   o.selection.scope = "kernel";
   o.selection.device = o.backend;
   o.this_cpu = true;
+  o.no_evidence = true;   // it is this machine that is asked about
   o.root = "";
   return run(o);
 }
@@ -192,6 +205,8 @@ void add_check(CLI::App& app, int& code) {
   c->add_option("--isa", o->isa, "instruction set of the target side (default: the best this CPU has)");
   c->add_option("--threads", o->threads, "0: all cores")->capture_default_str();
   c->add_option("--module", o->module, "a device module: with --scope kernel --level max_rel anybody's, judged by bounds; else what --device simt or cuda loads");
+  c->add_option("--evidence", o->evidence, "folder whose evidence answers cuda's checks where there is no device (default: conformance/evidence of the repository)");
+  c->add_flag("--no-evidence", o->no_evidence, "without a device they are not run");
   c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
   c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
   c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::Range(int64_t(0), int64_t(1) << 40));

@@ -10,7 +10,6 @@
 #include "conformance/faults/mutations.h"
 #include "dumps/error.h"
 #include "dumps/report.h"
-#include "dumps/text.h"
 
 namespace assay::cli {
 namespace {
@@ -60,9 +59,7 @@ int run(const FaultsCommand& o) {
   int64_t slow = 0;
   for (const Fault& f : faults()) {
     if (!o.row.empty() && f.row() != o.row) continue;
-    if (!o.filter.empty() && (o.filter.find('*') == std::string::npos ? f.id.find(o.filter) == std::string::npos
-                                                                      : !glob_match(o.filter, f.id)))
-      continue;
+    if (!id_matches(o.filter, f.id)) continue;
     if (f.slow && !o.all && f.id != o.filter) {
       slow++;
       continue;

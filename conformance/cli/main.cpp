@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   cli::add_check(app, code);
   cli::add_list(app, code);
   cli::add_faults(app, code);
+  cli::add_gate(app, code);
   cli::add_bench(app, code);
   cli::add_plan(app, code);
   cli::add_limits(app, code);

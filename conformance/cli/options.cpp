@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "dumps/error.h"
+#include "dumps/text.h"
 #include "oracle/window.h"
 #include "engine/device.h"
 #include "engine/formats/hf_tokenizer.h"
@@ -163,19 +164,29 @@ std::shared_ptr<const Model> ModelOptions::load() const {
   return EngineChoice::load(official.empty() ? model : (std::filesystem::path(official) / "model").string());
 }
 
-std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
+void EngineChoice::check_backend() const {
   if (backend != "cpu" && backend != "cuda")
     throw Error(ErrorKind::usage, "--backend", "unknown backend", "cpu or cuda", "\"" + backend + "\"");
+}
+
+void EngineChoice::check(const Model& m) const {
+  check_backend();
   const Activations kind = activations_from_name(activations.value_or("s16"));
+  if (!m.quantised() && activations && kind != Activations::f32)
+    throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m.provenance.quantisation + ")", "f32",
+                *activations, "Leave the option out.");
+}
+
+std::shared_ptr<const Model> EngineChoice::load(const std::string& path) const {
+  check_backend();   // before minutes of loading
+  activations_from_name(activations.value_or("s16"));
   const std::filesystem::path folder(path);
   std::error_code ignored;
   if (!std::filesystem::exists(folder / "config.json", ignored) && std::filesystem::exists(folder / "model" / "config.json", ignored))
     throw Error(ErrorKind::usage, path, "is no model, but the case of one", (folder / "model").string(), "",
                 "--case of run and dump takes the case, prompts included.");
   auto m = std::make_shared<Model>(load_model(path));
-  if (!m->quantised() && activations && kind != Activations::f32)
-    throw Error(ErrorKind::usage, "--activations", "the model has no quantised weights (" + m->provenance.quantisation + ")", "f32",
-                *activations, "Leave the option out.");
+  check(*m);
   return m;
 }
 
@@ -262,6 +273,10 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
   if (batch && slot != 0) throw Error(ErrorKind::usage, "--slot", "--batch gives every prompt its own slot", "one of the two", "both");
   if (slot < 0 || slot > 4095) throw Error(ErrorKind::usage, "--slot", "out of range", "0 to 4095", std::to_string(slot));
   return s;
+}
+
+bool id_matches(const std::string& filter, const std::string& id) {
+  return filter.empty() || (filter.find('*') == std::string::npos ? id.find(filter) != std::string::npos : glob_match(filter, id));
 }
 
 void write_text(const std::string& file, const std::string& text) {

@@ -22,6 +22,9 @@ struct EngineChoice {
   void add(CLI::App& app);
   std::shared_ptr<const Model> load(
       const std::string& path) const;  // refuses activations that can't be had (Error{usage})
+  void check_backend() const;   // Error{usage}: unknown
+  /// Error{usage}: an unknown backend, activations that this model can't have.
+  void check(const Model& model) const;
   void apply(EngineOptions& options) const;
 };
 
@@ -52,6 +55,10 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& optio
 std::vector<std::pair<int, int>> parse_ranges(const std::string& text, const std::string& option);
 /// Throws Error{usage} naming the option and the range.
 void check_range(const char* option, int64_t value, int64_t low, int64_t high);
+/// --filter of a list of ids: part of the id, or a glob with * over all of it. Empty: every id.
+bool id_matches(const std::string& filter, const std::string& id);
+/// "500M", "8G" or plain bytes; units are powers of 1024. Error{usage} names the option.
+uint64_t bytes_from_text(const std::string& text, const std::string& option);
 Isa isa_from_name(const std::string& name);                   // of --isa
 CaptureMode capture_mode_from_name(const std::string& name);  // of --mode
 std::vector<std::string> split(const std::string& text, char separator);
@@ -79,6 +86,7 @@ void add_synth(CLI::App& app, int& code);
 void add_check(CLI::App& app, int& code);
 void add_list(CLI::App& app, int& code);
 void add_faults(CLI::App& app, int& code);
+void add_gate(CLI::App& app, int& code);
 void add_bench(CLI::App& app, int& code);
 void add_plan(CLI::App& app, int& code);
 void add_limits(CLI::App& app, int& code);

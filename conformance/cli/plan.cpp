@@ -1,4 +1,4 @@
-// assay plan and assay limits: what a model needs and what bounds it, before anything is loaded.
+// assay plan: what a model needs of the host and of a device, before anything is loaded.
 #include "engine/plan.h"
 
 #include <fmt/format.h>
@@ -6,11 +6,10 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "conformance/bench/bench.h"
 #include "conformance/cli/options.h"
 #include "dumps/error.h"
 #include "dumps/text.h"
-#include "engine/limits.h"
+#include "engine/device.h"
 
 namespace assay::cli {
 namespace {
@@ -23,127 +22,152 @@ struct PlanCommand {
   int64_t slots = 1, context = 0, rows = 512;
 };
 
+struct Class {
+  std::string name;
+  uint64_t bytes;
+  std::string words;
+};
+
+std::vector<Class> host_classes(const MemoryPlan& p) {
+  return {{"mapped", p.mapped, "files, mapped: pages the system may drop and read again"},
+          {"copies", p.copies, "matrices held in memory of their own"},
+          {"vectors", p.vectors, "norms and biases, widened"},
+          {"panels", p.engine.panels, "quantised weights repacked for SIMD"},
+          {"kv", p.engine.kv, p.device ? "caches: touched where the host reads or restores state" : "caches"},
+          {"rope", p.engine.rope, "cos and sin tables"},
+          {"values", p.engine.values, "buffers of node values"},
+          {"quantised", p.engine.quantised, "activations as integers"},
+          {"scratch", p.engine.scratch, "attention, all threads"},
+          {"packing", p.packing, "float linears, all threads: at most"},
+          {"pinned", p.pinned, "inputs and results of passes, in the device's own host memory"}};
+}
+
+std::vector<Class> device_classes(const DevicePlan& d) {
+  const std::string resident = d.resident == d.offered
+                                   ? fmt::format("all of {} matrices resident, packed", d.offered)
+                                   : fmt::format("only {} of {} matrices resident, packed", d.resident, d.offered);
+  return {{"weights", d.bytes.weights, resident},
+          {"window", d.bytes.window, fmt::format("{} buffers through which the others stream", kWindowBuffers)},
+          {"staging", d.bytes.staging, "the largest matrix as the file has it, while it is packed"},
+          {"vectors", d.bytes.vectors, "norms and biases"},
+          {"rope", d.bytes.rope, "cos and sin tables"},
+          {"kv", d.bytes.kv, "caches"},
+          {"values", d.bytes.values, "buffers of node values"},
+          {"io", d.bytes.io, "inputs and results of passes"},
+          {"scratch", d.scratch, "the module's: activations as integers, parts of attention"}};
+}
+
+void print(const std::vector<Class>& classes) {
+  for (const Class& c : classes)
+    if (c.bytes) std::cout << fmt::format("  {:<10} {:>9}   {}\n", c.name, bytes_text(c.bytes), c.words);
+}
+
+void print_device(const DevicePlan& d, const PlanDevice& asked, int64_t layers, int slots) {
+  const AssayDeviceInfo& info = asked.device->info();
+  std::cout << fmt::format("\n  on {}\n", asked.instead_of.empty() ? info.name : "the device");
+  print(device_classes(d));
+  std::cout << fmt::format("  {:<10} {:>9}   caches: {} per slot; a driver's context and graphs come on top\n", "total",
+                           bytes_text(d.total()), bytes_text(d.bytes.kv / uint64_t(slots)));
+  if (asked.free_bytes)
+    std::cout << fmt::format("  {:<10} {:>9}   free on it now\n", "available", bytes_text(*asked.free_bytes));
+  std::cout << fmt::format("\n  layers     {} of {} resident; --vram-budget {} holds all weights, {} is the least\n",
+                           d.layers_resident, layers, d.budget.all, d.budget.least);
+  if (d.bytes.window)
+    std::cout << fmt::format("  uploads    {} by each decode pass, in {} uploads\n", bytes_text(d.step_upload_bytes),
+                             d.step_uploads);
+  std::cout << fmt::format("  nodes      {} of {} on the device{}\n", d.nodes - d.nodes_on_cpu, d.nodes,
+                           d.nodes_on_cpu ? ", the others on the CPU (the same bytes)" : "");
+  if (!asked.instead_of.empty())
+    std::cout << "  asked      the emulation, made of the same sources, for want of the device: " << asked.instead_of
+              << "\n";
+}
+
+nlohmann::ordered_json record_of(const DevicePlan& d, const PlanDevice& asked) {
+  nlohmann::ordered_json r = {{"asked", asked.device->info().name}, {"here", asked.instead_of.empty()}};
+  for (const Class& c : device_classes(d)) r[c.name] = c.bytes;
+  r["total"] = d.total();
+  r["available"] = asked.free_bytes ? nlohmann::ordered_json(*asked.free_bytes) : nlohmann::ordered_json(nullptr);
+  r["matrices"] = d.matrices;
+  r["offered"] = d.offered;
+  r["resident"] = d.resident;
+  r["layers_resident"] = d.layers_resident;
+  r["budget_least"] = d.budget.least;
+  r["budget_all"] = d.budget.all;
+  r["uploads_per_decode_pass"] = d.step_uploads;
+  r["upload_bytes_per_decode_pass"] = d.step_upload_bytes;
+  r["nodes"] = d.nodes;
+  r["nodes_on_cpu"] = d.nodes_on_cpu;
+  return r;
+}
+
 int run(const PlanCommand& o) {
   check_range("--slots", o.slots, 1, 4096);
   check_range("--ctx", o.context, 0, kMostPositions);
   check_range("--rows", o.rows, 1, kMostPositions);
+  if (!o.engine.shadow.empty()) throw Error(ErrorKind::usage, "--shadow", "is of a run", "a plan without it");
   const ModelOutline outline = outline_model(o.model);
+  o.engine.check(outline.model);
   EngineOptions options;
   options.slots = int(o.slots);
   options.context = o.context;
   o.engine.apply(options);
   check_options(options, outline.model.config);
-  const MemoryPlan p = plan_memory(outline, options, std::min(o.rows, options.context));
+  std::optional<PlanDevice> device;
+  if (!options.device.module.empty()) device = open_for_plan(options.device);
+  const int64_t rows = std::min(o.rows, options.context);
+  const MemoryPlan p = plan_memory(outline, options, rows, device ? &*device : nullptr);
 
-  const std::pair<const char*, std::pair<size_t, const char*>> classes[] = {
-      {"mapped", {p.mapped, "files, mapped: pages the system may drop and read again"}},
-      {"copies", {p.copies, "matrices held in memory of their own"}},
-      {"vectors", {p.vectors, "norms and biases, widened"}},
-      {"panels", {p.engine.panels, "quantised weights repacked for SIMD"}},
-      {"kv", {p.engine.kv, "caches"}},
-      {"rope", {p.engine.rope, "cos and sin tables"}},
-      {"values", {p.engine.values, "buffers of node values"}},
-      {"quantised", {p.engine.quantised, "activations as integers"}},
-      {"scratch", {p.engine.scratch, "attention, all threads"}},
-      {"packing", {p.packing, "float linears, all threads: at most"}}};
   const size_t available = available_memory();
   // Mapped pages need not stay: what must fit is the rest, and of the file what is read at a time.
-  const bool fits = available == 0 || p.total() - p.mapped <= available;
+  const bool fits_host = available == 0 || p.total() - p.mapped <= available;
+  const bool fits_device = !p.device || !device->free_bytes || p.device->total() <= *device->free_bytes;
   if (!o.json.empty()) {
     nlohmann::ordered_json record = {
         {"record", "plan"}, {"model", o.model}, {"slots", o.slots}, {"context", options.context}, {"rows", o.rows}};
-    for (const auto& [name, c] : classes) record[name] = c.first;
+    for (const Class& c : host_classes(p)) record[c.name] = c.bytes;
     record["total"] = p.total();
+    record["load_scratch"] = MemoryPlan::load_scratch();
     record["kv_per_slot"] = p.engine.kv / size_t(o.slots);
     record["available"] = available;
-    record["fits"] = fits;
+    record["fits"] = fits_host && fits_device;
+    if (p.device) record["device"] = record_of(*p.device, *device);
     write_records(o.json, {record});
   }
   if (o.json != "-") {
     std::cout << fmt::format("{}: {} slot{} of {} positions, passes of up to {} rows\n\n", o.model, o.slots,
-                             o.slots == 1 ? "" : "s", options.context, std::min(o.rows, options.context));
-    for (const auto& [name, c] : classes)
-      if (c.first) std::cout << fmt::format("  {:<10} {:>9}   {}\n", name, bytes_text(c.first), c.second);
-    std::cout << fmt::format("  {:<10} {:>9}   mapped files included; caches: {} per slot\n", "total", bytes_text(p.total()),
-                             bytes_text(p.engine.kv / size_t(o.slots)));
+                             o.slots == 1 ? "" : "s", options.context, rows);
+    if (p.device) std::cout << "  on the host\n";
+    print(host_classes(p));
+    std::cout << fmt::format("  {:<10} {:>9}   mapped files included; {}\n", "total", bytes_text(p.total()),
+                             p.device ? "loading needs no more: the device packs what it is sent"
+                                      : fmt::format("caches: {} per slot; loading needs no more",
+                                                    bytes_text(p.engine.kv / size_t(o.slots))));
     if (available)
       std::cout << fmt::format("  {:<10} {:>9}   free on this machine now\n", "available", bytes_text(available));
+    if (p.device) print_device(*p.device, *device, outline.model.config.layers, options.slots);
   }
-  if (fits && available && p.total() > available)
+  if (fits_host && available && p.total() > available)
     std::cerr << "assay: the files are larger than what is free: weights are read from disk again and again\n";
-  if (!fits)
+  if (!fits_host)
     throw Error(ErrorKind::memory, o.model, "does not fit into the memory of this machine",
                 bytes_text(p.total() - p.mapped) + " besides mapped files", bytes_text(available) + " free",
-                std::string("What needs less: a smaller --ctx, fewer --slots") + (o.engine.kv == "f32" ? ", --kv f16" : "") +
+                std::string("What needs less: a smaller --ctx, fewer --slots") +
+                    (o.engine.kv == "f32" ? ", --kv f16" : "") +
                     (p.engine.panels ? ", --activations f32 (no panels)" : "") + ", a smaller weight type.");
-  return kPass;
-}
-
-struct LimitsCommand {
-  std::string model, kv = "f16", json;
-  int64_t context = 1, prompt = 512;
-  double bandwidth = 0, rate = 0;
-  int threads = 0;
-};
-
-int run(const LimitsCommand& o) {
-  check_range("--ctx", o.context, 1, kMostPositions);
-  check_range("--prefill", o.prompt, 1, 1 << 24);
-  if (!(o.bandwidth >= 0) || !(o.rate >= 0))
-    throw Error(ErrorKind::usage, "--bandwidth, --rate", "negative", "0 or more");
-  const ModelOutline outline = outline_model(o.model);
-  EngineChoice choice;
-  choice.kv = o.kv;
-  EngineOptions options;
-  choice.apply(options);
-  const Limits l = limits_of(build_program(outline.model), o.context, o.prompt, options.kv);
-  const bool measured = o.bandwidth == 0;
-  const double bandwidth = (measured ? plain_read_gbps(o.threads) : o.bandwidth) * 1e9;
-  const double intensity = double(l.prefill.operations) / double(l.prefill.moved());
-  if (!o.json.empty()) {
-    nlohmann::ordered_json record = {
-        {"record", "limits"},
-        {"model", o.model},
-        {"context", o.context},
-        {"prompt", o.prompt},
-        {"kv", o.kv},
-        {"decode_bytes", l.decode.moved()},
-        {"weight_bytes", l.decode.weight_bytes},
-        {"state_bytes", l.decode.state_read + l.decode.state_written},
-        {"kv_bytes_per_position", l.kv_bytes_per_position},
-        {"decode_operations", l.decode.operations},
-        {"prefill_operations_per_token", double(l.prefill.operations) / double(o.prompt)},
-        {"prefill_bytes", l.prefill.moved()},
-        {"bandwidth_gbps", bandwidth / 1e9},
-        {"bandwidth_measured", measured},
-        {"decode_tokens_per_second_at_most", l.decode_bound(bandwidth)},
-        {"prefill_tokens_per_second_at_most_by_bytes", l.prefill_bound_by_bytes(bandwidth)}};
-    if (o.rate > 0)
-      record["prefill_tokens_per_second_at_most_by_operations"] = l.prefill_bound_by_operations(o.rate * 1e9);
-    write_records(o.json, {record});
+  if (!fits_device) {
+    const uint64_t rest =
+        p.device->total() - p.device->bytes.weights - p.device->bytes.window - p.device->bytes.staging;
+    throw Error(ErrorKind::memory, o.model, std::string("does not fit ") + device->device->info().name,
+                bytes_text(p.device->total()), bytes_text(*device->free_bytes) + " free",
+                fmt::format("Beside the weights it has {}. What needs less: --vram-budget (from {} on), a smaller "
+                            "--ctx, fewer --slots.",
+                            bytes_text(rest), p.device->budget.least));
   }
-  if (o.json != "-") {
-    std::cout << fmt::format("{}: {}, {} layers, {}\n\n", o.model, outline.model.config.family,
-                             outline.model.config.layers, outline.model.provenance.quantisation);
-    std::cout << fmt::format(
-        "  decode at position {}: per token\n    weights    {:>9}\n    KV         {:>9}   read and written, {} per "
-        "position\n    operations {:>8.2f}G\n",
-        o.context - 1, bytes_text(uint64_t(l.decode.weight_bytes)),
-        bytes_text(uint64_t(l.decode.state_read + l.decode.state_written)),
-        bytes_text(uint64_t(l.kv_bytes_per_position)), double(l.decode.operations) / 1e9);
-    std::cout << fmt::format(
-        "  prefill of {}: per token\n    operations {:>8.2f}G\n    bytes      {:>9}   the pass moves them once: {:.0f} "
-        "operations per byte\n",
-        o.prompt, double(l.prefill.operations) / double(o.prompt) / 1e9,
-        bytes_text(uint64_t(l.prefill.moved() / o.prompt)), intensity);
-    std::cout << fmt::format("\n  at {:.1f} GB/s{}: decode at most {:.1f} tokens/s, prefill at most {:.0f} tokens/s\n",
-                             bandwidth / 1e9, measured ? " (plain read, measured now)" : " (given)",
-                             l.decode_bound(bandwidth), l.prefill_bound_by_bytes(bandwidth));
-    if (o.rate > 0)
-      std::cout << fmt::format("  at {:.0f} G operations/s (given): prefill at most {:.1f} tokens/s\n", o.rate,
-                               l.prefill_bound_by_operations(o.rate * 1e9));
-    std::cout << fmt::format("\n  next     assay bench {}\n", o.model);
-  }
+  if (o.json != "-")
+    std::cout << fmt::format("\n  next       assay limits {} --ctx {}{}\n", o.model, options.context,
+                             !p.device                                                        ? ""
+                             : device->instead_of.empty() && !device->device->info().emulated ? " --device cuda"
+                                                                                              : " --device h200");
   return kPass;
 }
 
@@ -151,7 +175,8 @@ int run(const LimitsCommand& o) {
 
 void add_plan(CLI::App& app, int& code) {
   auto o = std::make_shared<PlanCommand>();
-  CLI::App* c = app.add_subcommand("plan", "host memory of a model by class, before loading it");
+  CLI::App* c =
+      app.add_subcommand("plan", "memory of a model by class, on the host and on a device, before loading it");
   c->add_option("model", o->model, "Hugging Face folder, .gguf file or synth:SHAPE:TYPE")->required();
   o->engine.add(*c);
   c->add_option("--slots", o->slots, "sequences at a time")->capture_default_str();
@@ -159,24 +184,12 @@ void add_plan(CLI::App& app, int& code) {
   c->add_option("--rows", o->rows, "token rows of the largest pass")->capture_default_str();
   c->add_option("--json", o->json, "write a JSON record to FILE (-: stdout)");
   c->footer(
-      "Exit code 3 where the memory of this machine does not suffice.\nExample:\n  assay plan synth:8B:Q4_0 --ctx 8192 "
-      "--slots 4");
-  c->callback([o, &code] { code = run(*o); });
-}
-
-void add_limits(CLI::App& app, int& code) {
-  auto o = std::make_shared<LimitsCommand>();
-  CLI::App* c = app.add_subcommand("limits", "bytes and operations of a token, and the bounds that follow");
-  c->add_option("model", o->model, "Hugging Face folder, .gguf file or synth:SHAPE:TYPE")->required();
-  c->add_option("--ctx", o->context, "positions in the cache of a decoded token, itself included")
-      ->capture_default_str();
-  c->add_option("--prefill", o->prompt, "tokens of the prompt")->capture_default_str();
-  c->add_option("--kv", o->kv, "cache type: f16, f32 or bf16")->capture_default_str();
-  c->add_option("--bandwidth", o->bandwidth, "GB/s of plain reads; 0: measured on this machine")->capture_default_str();
-  c->add_option("--rate", o->rate, "operations per second, in 1e9; 0: that bound is left out")->capture_default_str();
-  c->add_option("--threads", o->threads, "of the measurement, 0: all cores")->capture_default_str();
-  c->add_option("--json", o->json, "write a JSON record to FILE (-: stdout)");
-  c->footer("Example:\n  assay limits synth:8B:Q4_0 --ctx 4096 --bandwidth 15.7");
+      "With --backend cuda the passes are run on a device that only counts: what is planned is what will be asked for. "
+      "Where no\n"
+      "device is, the emulation of the same kernels tells the sizes. Exit code 3 where memory does not suffice, 2 "
+      "where a\n"
+      "--vram-budget holds neither the weights nor a window of them.\n"
+      "Example:\n  assay plan synth:8B:Q4_0 --ctx 8192 --slots 4 --backend cuda --vram-budget 2G");
   c->callback([o, &code] { code = run(*o); });
 }
 

@@ -6,9 +6,16 @@
 
 #include "conformance/faults/judge.h"
 #include "conformance/faults/mutations.h"
+#include "conformance/faults/offload.h"
 
 namespace assay {
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 CheckOutcome caught(const CheckContext& c, const Fault& fault) {
   CheckOutcome out;
@@ -60,7 +67,9 @@ CheckOutcome mutations(const CheckContext& c, int64_t n) {
 }  // namespace
 
 void add_fault_checks(std::vector<Check>& out) {
+  add_offload_checks(out);
   for (const Fault& f : faults()) {
+    if (kSanitized && f.plain_build) continue;  // `assay faults` says that it was not run
     Check k;
     k.id = "faults/" + f.id;
     k.kind = CheckKind::artifact;

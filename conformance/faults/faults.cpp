@@ -37,7 +37,9 @@ const std::vector<Fault>& faults() {
     add_tokenizer_faults(out);
     add_comparator_faults(out);
     add_subject_faults(out);
-    add_device_faults(out);
+    add_device_weight_faults(out);
+    add_device_graph_faults(out);
+    add_device_kernel_faults(out);
     std::set<std::string> names;
     for (const Fault& f : out)
       if (!names.insert(f.name()).second) throw Error(ErrorKind::internal, f.id, "two faults of the same name");

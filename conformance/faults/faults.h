@@ -40,6 +40,7 @@ struct Fault {
   /// Judges material of the fault's own (files, dumps): what check `id` says of it, planted or as it should be.
   std::function<Finding(const CheckContext&, const std::string& id, bool planted)> own = nullptr;
   bool slow = false;  // judged on the 48-layer case: minutes
+  bool plain_build = false;  // can be judged in builds without sanitizers alone
 
   std::string row() const { return id.substr(0, id.find('/')); }
   std::string name() const { return id.substr(id.find('/') + 1); }
@@ -70,7 +71,9 @@ void add_tail_faults(std::vector<Fault>& out);       // branches that no model t
 void add_artifact_faults(std::vector<Fault>& out);   // files and manifests: artifact_faults.cpp
 void add_tokenizer_faults(std::vector<Fault>& out);  // tokenizer_faults.cpp
 void add_subject_faults(std::vector<Fault>& out);     // other engines' dumps: subject_faults.cpp
-void add_device_faults(std::vector<Fault>& out);      // modules, graphs and memory of a device: device_faults.cpp
+void add_device_weight_faults(std::vector<Fault>& out);  // modules, memory and weights: device_weight_faults.cpp
+void add_device_graph_faults(std::vector<Fault>& out);   // steps, graphs and state: device_graph_faults.cpp
+void add_device_kernel_faults(std::vector<Fault>& out);  // device_kernel_faults.cpp
 void add_comparator_faults(
     std::vector<Fault>& out);  // comparators that passed what they should fail: comparator_faults.cpp
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "conformance/kernel/bounds.h"
 #include "conformance/kernel/kernel_check.h"
@@ -15,14 +16,14 @@ namespace assay {
 namespace {
 
 constexpr KvType kKvTypes[] = {KvType::f32, KvType::f16, KvType::bf16};
-constexpr int64_t kSlots = 2, kSlot = 1, kKvHeads = 2, kHeads = 6;
+constexpr int64_t kSlots = 2, kSlot = 1, kKvHeads = 2;
 
 struct Cache {
   KvLayer layer;
   std::vector<std::byte> k, v;
-  Cache(KvType type, int64_t context, int64_t head_dim)
-      : k(size_t(kSlots * kKvHeads * context * head_dim) * size_of(type), std::byte(0xff)), v(k) {
-    layer = {type, kSlots, kKvHeads, context, head_dim, k.data(), v.data()};
+  Cache(KvType type, int64_t kv_heads, int64_t context, int64_t head_dim)
+      : k(size_t(kSlots * kv_heads * context * head_dim) * size_of(type), std::byte(0xff)), v(k) {
+    layer = {type, kSlots, kv_heads, context, head_dim, k.data(), v.data()};
   }
 };
 
@@ -62,7 +63,7 @@ void run_store(KernelBench& b, KvType type, int64_t head_dim, int64_t rows, Valu
                                   65520.0f,   std::numeric_limits<float>::infinity()};
       k[i] = kEdges[i % std::size(kEdges)];
     }
-  Cache want(type, context, head_dim), got(type, context, head_dim);
+  Cache want(type, kKvHeads, context, head_dim), got(type, kKvHeads, context, head_dim);
   const int64_t scalar = store(b.scalar, k, v, want, rows, 0),
                 target = store(b.target, k, v, got, rows, int64_t(b.rng()() % uint64_t(rows + 1)));
   b.bytes("k", want.k, got.k);  // with the poison around the rows
@@ -82,45 +83,61 @@ void run_store(KernelBench& b, KvType type, int64_t head_dim, int64_t rows, Valu
     b.fail(fmt::format("overflow seen at {}, first value beyond binary16 at {}", target, first));
 }
 
-void run_attention(KernelBench& b, KvType type, int64_t head_dim, int64_t length, Values kind) {
-  const int64_t columns = kKvHeads * head_dim, context = length + 3;
+struct AttentionCase {
+  KvType type;
+  int64_t head_dim, kv_heads, group;  // query heads of a kv head
+  std::vector<int64_t> positions;     // of the rows that ask
+  Values values;
+};
+
+void run_attention(KernelBench& b, const AttentionCase& a) {
+  const int64_t head_dim = a.head_dim, kv_heads = a.kv_heads, heads = kv_heads * a.group, rows = int64_t(a.positions.size());
+  const int64_t length = *std::max_element(a.positions.begin(), a.positions.end()) + 1;
+  const int64_t columns = kv_heads * head_dim, context = length + 3;
+  const Values kind = a.values;
   // Values of a cache are what it can hold; huge ones are huge as scores.
   const Values cached = kind == Values::huge || kind == Values::mixed ? Values::normal : kind;
   std::vector<float> k = kernel_values(b.rng(), size_t(length * columns), cached),
                      v = kernel_values(b.rng(), size_t(length * columns), cached),
-                     q = kernel_values(b.rng(), size_t(2 * kHeads * head_dim),
+                     q = kernel_values(b.rng(), size_t(rows * heads * head_dim),
                                        kind == Values::non_finite ? Values::normal : kind);
   if (kind == Values::huge)
     for (float& x : q) x *= 0x1p-50f;  // scores of some thousands: all but one p vanish
-  Cache want(type, context, head_dim), got(type, context, head_dim);
+  Cache want(a.type, kv_heads, context, head_dim), got(a.type, kv_heads, context, head_dim);
   store(b.scalar, k, v, want, length, 0);
   store(b.scalar, k, v, got, length, 0);
-  const RowPlace asked[2] = {{int32_t(kSlot), length - 1}, {int32_t(kSlot), length / 2}};
+  std::vector<RowPlace> asked;
+  for (int64_t position : a.positions) asked.push_back({int32_t(kSlot), position});
   const auto run = [&](const Kernels& kernels, const Cache& cache, int64_t cut) {
     std::vector<float> y = unwritten(q.size()), scratch = unwritten(size_t(attention_scratch_floats(length, head_dim)));
-    const AttentionArgs a{q.data(), y.data(), asked, cache.layer, kHeads, float(1.0 / std::sqrt(double(head_dim)))};
-    kernels.attention(a, 0, cut, scratch.data());
-    kernels.attention(a, cut, 2 * kHeads, scratch.data());
+    const AttentionArgs args{q.data(), y.data(), asked.data(), cache.layer, heads, float(1.0 / std::sqrt(double(head_dim)))};
+    kernels.attention(args, 0, cut, scratch.data());
+    kernels.attention(args, cut, rows * heads, scratch.data());
     return y;
   };
-  const std::vector<float> scalar = run(b.scalar, want, 0),
-                           y = run(b.target, got, int64_t(b.rng()() % uint64_t(2 * kHeads + 1)));
+  // Few rows are cut anywhere; many stay together, that kernels for many have them.
+  const int64_t cut = rows > 2 ? 0 : int64_t(b.rng()() % uint64_t(rows * heads + 1));
+  const std::vector<float> scalar = run(b.scalar, want, 0), y = run(b.target, got, cut);
   b.bytes("element", scalar, y);
   b.sums(length + head_dim);
 
   const oracle::Matrix64 k64 = stored(got.layer, got.layer.k, length), v64 = stored(got.layer, got.layer.v, length);
-  const int64_t positions[2] = {asked[0].position, asked[1].position};
-  const oracle::Matrix64 q64 = widened(q, 2);
-  const oracle::Matrix64 exact = oracle::attention(q64, k64, v64, positions, kHeads, kKvHeads, head_dim, 1);
+  const oracle::Matrix64 q64 = widened(q, rows);
+  const oracle::Matrix64 exact = oracle::attention(q64, k64, v64, a.positions, heads, kv_heads, head_dim, 1);
   const oracle::AttentionMagnitude m =
-      oracle::attention_magnitude(q64, k64, v64, positions, kHeads, kKvHeads, head_dim, 1);
+      oracle::attention_magnitude(q64, k64, v64, a.positions, heads, kv_heads, head_dim, 1);
   b.bounds(
-      y, 2, kHeads * head_dim, [&](int64_t r, int64_t c) { return exact.at(r, c); },
+      y, rows, heads * head_dim, [&](int64_t r, int64_t c) { return exact.at(r, c); },
       [&](int64_t r, int64_t c) {
         const int64_t h = c / head_dim;
-        return bounds::attention(positions[r] + 1, head_dim, m.qk.at(r, h) / std::sqrt(double(head_dim)),
+        return bounds::attention(a.positions[size_t(r)] + 1, head_dim, m.qk.at(r, h) / std::sqrt(double(head_dim)),
                                  m.score.at(r, h), m.spread.at(r, h), m.mixed.at(r, c));
       });
+}
+
+/// One position after the other.
+void add_run(std::vector<int64_t>& positions, int64_t first, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++) positions.push_back(first + r);
 }
 
 }  // namespace
@@ -136,13 +153,47 @@ void kv_store_cases(KernelBench& b) {
 
 void attention_cases(KernelBench& b) {
   int turn = 0;
+  const auto one = [&](const char* rows, AttentionCase a) {
+    a.values = kAllValues[turn++ % int(std::size(kAllValues))];
+    if (b.next(fmt::format("kv {} head_dim {} heads {}/{} {} {}, {}", name_of(a.type), a.head_dim, a.kv_heads * a.group,
+                           a.kv_heads, rows, *std::max_element(a.positions.begin(), a.positions.end()) + 1, name_of(a.values))))
+      run_attention(b, a);
+  };
   for (KvType type : kKvTypes)
     for (int64_t d : {1, 16, 33, 40, 96, 128, 256})
-      for (int64_t length : {1, 2, 31, 33, 255, 256, 257, 600}) {
-        const Values kind = kAllValues[turn++ % int(std::size(kAllValues))];
-        if (b.next(fmt::format("kv {} head_dim {} length {}, {}", name_of(type), d, length, name_of(kind))))
-          run_attention(b, type, d, length, kind);
+      for (int64_t length : {1, 2, 31, 33, 255, 256, 257, 600})
+        one("length", {type, d, kKvHeads, 3, {length - 1, length / 2}, {}});
+  for (KvType type : kKvTypes) {  // kernels of a device have so many query heads at a time: 2, 4 or 8
+    for (const auto& [d, group] : {std::pair{33, 1}, {256, 1}, {64, 2}, {64, 4}, {16, 5}, {33, 8}, {256, 8}, {128, 9}})
+      one("length", {type, d, 1, group, {71, 299}, {}});
+    for (int64_t group : {1, 3, 8}) {
+      one("length", {type, 16, 1, group, {4199}, {}});  // scores of a class of positions beyond shared memory
+      one("length", {type, 288, 1, group, {70, 599}, {}});  // heads that are too long for a cluster
+      one("length", {type, 297, 1, group, {70, 33}, {}});
+    }
+  }
+  for (KvType type : kKvTypes) {  // many rows, one after the other
+    for (int64_t d : {16, 33, 64, 96, 128, 256})
+      for (int64_t rows : {9, 70}) {
+        std::vector<int64_t> positions;
+        add_run(positions, rows == 9 ? 300 : 150 * (turn % 2), rows);
+        const int64_t group = rows == 70 ? 1 : d == 64 ? 8 : 1 + d / 16 % 4;
+        one(rows == 9 ? "run of 9 to" : "run of 70 to", {type, d, 1, group, positions, {}});
       }
+    for (int64_t d : {16, 72}) {  // rows that all see many positions
+      std::vector<int64_t> positions;
+      add_run(positions, 1300, 10);
+      one("run of 10 to", {type, d, 1, 1, positions, {}});
+    }
+    for (const auto& [d, group] : {std::pair{33, 1}, {96, 3}, {120, 5}}) {  // a window of single rows, then two runs
+      std::vector<int64_t> positions;
+      for (int64_t r = 0; r < 64; r++) positions.push_back(r * 37 % 101);
+      add_run(positions, 50, 15);
+      add_run(positions, 140, 15);
+      one("rows and runs up to", {type, d, 1, group, positions, {}});
+    }
+    for (int64_t group : {1, 3, 8}) one("single rows up to", {type, 16, 1, group, {6499, 5, 64, 300, 17, 1000, 2, 33, 31}, {}});
+  }
 }
 
 }  // namespace assay

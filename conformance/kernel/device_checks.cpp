@@ -19,6 +19,37 @@ std::shared_ptr<Device> open_device(const CheckContext& c, const std::string& de
   }
 }
 
+DeviceRan ran_on(const Device& device) {
+  DeviceRan r;
+  r.name = device.info().name;
+  r.architecture = device.info().architecture;
+  r.driver = device.info().driver;
+  r.emulated = device.info().emulated != 0;
+  return r;
+}
+
+CheckOutcome run_on_device(const CheckContext& c, const std::string& device,
+                           const std::function<CheckOutcome(DeviceKernels&, const KernelRun&)>& cases) {
+  CheckOutcome o;
+  const auto d = open_device(c, device, o);
+  if (!d) return o;
+  DeviceKernels kernels(d);
+  KernelRun run = c.kernel;
+  run.on = device;
+  o = cases(kernels, run);
+  if (const std::string refused = kernels.refused(); !refused.empty()) o.fail("the module refuses " + refused);
+  o.notes.push_back(fmt::format("{}, {}; ran {}", d->info().name, d->info().architecture, kernels.variants()));
+  o.ran = ran_on(*d);
+  o.ran.variants = kernels.ran();
+  o.ran.launches = int64_t(d->counters().launches);
+  return o;
+}
+
+std::vector<NamedDigest> digests_named(std::vector<NamedDigest> all, const std::string& only) {
+  std::erase_if(all, [&](const NamedDigest& n) { return !only.empty() && n.name != only; });
+  return all;
+}
+
 void add_device_kernel_checks(std::vector<Check>& out) {
   for (const char* device : {"simt", "cuda"})
     for (const KernelCheck& e : kernel_checks()) {
@@ -33,19 +64,14 @@ void add_device_kernel_checks(std::vector<Check>& out) {
       k.target = fmt::format("the {} kernels", device);
       k.expected = e.expected;
       k.run = [&e, device](const CheckContext& c) {
-        CheckOutcome o;
-        const auto d = open_device(c, device, o);
-        if (!d) return o;
-        DeviceKernels kernels(d);
-        KernelRun run = c.kernel;
-        run.on = device;
-        o = e.run(kernels.table(), run);
-        if (const std::string refused = kernels.refused(); !refused.empty()) o.fail("the module refuses " + refused);
-        o.notes.push_back(fmt::format("{}, {}; ran {}", d->info().name, d->info().architecture, kernels.variants()));
-        return o;
+        return run_on_device(c, device, [&](DeviceKernels& kernels, const KernelRun& run) { return e.run(kernels.table(), run); });
+      };
+      k.cpu_digests = [&e](const CheckContext& c, const std::string& only) {
+        return digests_named(e.run(kernels(c.isa), c.kernel).digests, only);
       };
       out.push_back(std::move(k));
     }
+  add_device_op_checks(out);
 }
 
 const std::vector<Check>& stranger_checks() {

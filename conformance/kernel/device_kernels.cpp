@@ -4,87 +4,21 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 #include <vector>
 
+#include "conformance/kernel/device_call.h"
 #include "dumps/error.h"
 #include "engine/ops/panel.h"
 
 namespace assay {
 
-struct DeviceKernels::State {
-  std::shared_ptr<Device> device;
-  std::string refused;
-  std::map<std::string, int64_t> ran;
-  AssayLimits limits{};
-};
-
 namespace {
 
 DeviceKernels::State* current = nullptr;   // a table of plain functions has no other way to know its device
 
-/// One op: its device memory, which ends with it.
-class Call {
- public:
-  explicit Call(const char* op) : s_(*current), d_(*s_.device), op_(op) {}
-  Device& device() { return d_; }
-  AssayDevice* handle() { return d_.handle(); }
-  const AssayModule& table() { return d_.table(); }
-  template <class T>
-  T* up(const T* host, size_t n) {
-    T* p = room<std::remove_const_t<T>>(n);
-    if (host) d_.upload(const_cast<std::remove_const_t<T>*>(p), host, n * sizeof(T));
-    return p;
-  }
-  /// What no op may leave: NaN.
-  template <class T>
-  T* room(size_t n) {
-    memory_.push_back(d_.allocate(std::max<size_t>(n * sizeof(T), 1), op_));
-    d_.fill(memory_.back().data(), 0xff, memory_.back().bytes());
-    return memory_.back().as<T>();
-  }
-  void down(void* host, const void* from, size_t bytes) { d_.download(host, from, bytes); }
-  AssayWeight weight(const Matrix& m) {
-    AssayWeight w{int32_t(m.type), 0, m.rows, m.columns, nullptr};
-    const uint64_t packed = d_.packed_bytes(m);
-    if (packed == 0) return w;
-    const std::byte* raw = up(m.data, m.bytes());
-    std::byte* to = room<std::byte>(packed);
-    d_.done(table().pack_weight(handle(), w.type, m.rows, m.columns, raw, to), "pack_weight");
-    w.data = to;
-    return w;
-  }
-  void reserve(int64_t rows, int64_t columns, int64_t heads = 0, int64_t head_dim = 0, int64_t context = 0) {
-    AssayLimits& l = s_.limits;
-    const AssayLimits want{std::max(l.rows, rows), std::max(l.columns, columns), std::max(l.heads, heads), std::max(l.head_dim, head_dim),
-                           std::max(l.context, context)};
-    if (std::memcmp(&want, &l, sizeof l) == 0) return;
-    if (table().reserve) d_.done(table().reserve(handle(), &want), "reserve");
-    l = want;
-  }
-  /// Whether the module has the op at all.
-  template <class F>
-  bool offered(F* op) {
-    if (!op) s_.refused = op_;
-    return op != nullptr;
-  }
-  /// True: it ran, and what it wrote may be fetched.
-  bool ran(int result) {
-    if (d_.done(result, op_)) {
-      s_.ran[table().variant(handle())]++;
-      return true;
-    }
-    s_.refused = op_;
-    return false;
-  }
-  void finish() { d_.finish(); }
-
- private:
-  DeviceKernels::State& s_;
-  Device& d_;
-  const char* op_;
-  std::vector<DeviceMemory> memory_;
+struct Call : DeviceCall {
+  explicit Call(const char* op) : DeviceCall(*current, op) {}
 };
 
 std::vector<AssayPlace> places_of(const RowPlace* places, int64_t rows) {
@@ -108,7 +42,7 @@ void product(const Matrix& w, const float* bias, const float* x, float* y, int64
   a.rows = tokens;
   a.w[0] = c.weight(part);
   a.bias[0] = bias ? c.up(bias + begin, size_t(part.rows)) : nullptr;
-  a.x = c.up(x, size_t(tokens * w.columns));
+  a.x = c.up(x, size_t(tokens * w.columns), kind == Activations::f32 ? begin % 4 : 0);  // others want it aligned
   a.y[0] = c.room<float>(size_t(tokens * part.rows));
   if (!c.ran(!a.w[0].data ? int(ASSAY_REFUSED) : c.table().linear(c.handle(), &a))) return;
   std::vector<float> got(size_t(tokens * part.rows));
@@ -133,7 +67,8 @@ void embed(const EmbedArgs& a, int64_t begin, int64_t end) {
   if (begin >= end) return;
   Call c("embed");
   if (!c.offered(c.table().embed)) return;
-  AssayEmbed e{c.weight(a.table), c.up(a.ids + begin, size_t(end - begin)), c.room<float>(size_t((end - begin) * a.table.columns)), end - begin};
+  float* const y = c.room<float>(size_t((end - begin) * a.table.columns), begin % 4);
+  AssayEmbed e{c.weight(a.table), c.up(a.ids + begin, size_t(end - begin)), y, end - begin};
   if (!c.ran(e.table.data ? c.table().embed(c.handle(), &e) : int(ASSAY_REFUSED))) return;
   c.down(a.y + begin * a.table.columns, e.y, size_t((end - begin) * a.table.columns) * sizeof(float));
   c.finish();
@@ -214,7 +149,7 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float*) {
   c.reserve(rows, 1, a.heads, dim, a.cache.context);
   const DeviceCache cache(c, a.cache);
   const AssayAttention n{c.up(a.q + first * columns, size_t(rows * columns)), c.room<float>(size_t(rows * columns)),
-                         c.up(places.data(), places.size()), cache.cache, rows, a.heads, longest, a.scale, 0};
+                         c.up(places.data(), places.size()), cache.cache, rows, a.heads, longest, a.scale, 0, nullptr};
   if (!c.ran(c.table().attention(c.handle(), &n))) return;
   std::vector<float> got(size_t(rows * columns));
   c.down(got.data(), n.y, got.size() * sizeof(float));
@@ -229,7 +164,8 @@ void binary(const BinaryArgs& a, int64_t begin, int64_t end, bool is_add) {
   if (!c.offered(op)) return;
   const int64_t rows = end - begin;
   const size_t n = size_t(rows * a.columns);
-  const AssayBinary b{c.up(a.a + begin * a.columns, n), c.up(a.b + begin * a.columns, n), c.room<float>(n), rows, a.columns};
+  const int64_t skip = begin * a.columns % 4;
+  const AssayBinary b{c.up(a.a + begin * a.columns, n, skip), c.up(a.b + begin * a.columns, n, skip), c.room<float>(n, skip), rows, a.columns};
   if (!c.ran(op(c.handle(), &b))) return;
   c.down(a.y + begin * a.columns, b.y, n * sizeof(float));
   c.finish();
@@ -249,7 +185,9 @@ DeviceKernels::DeviceKernels(std::shared_ptr<Device> device) : state_(std::make_
 }
 DeviceKernels::~DeviceKernels() { current = nullptr; }
 const Kernels& DeviceKernels::table() const { return kDeviceTable; }
+DeviceKernels::State& DeviceKernels::state() { return *state_; }
 std::string DeviceKernels::refused() { return std::exchange(state_->refused, ""); }
+const std::map<std::string, int64_t>& DeviceKernels::ran() const { return state_->ran; }
 std::string DeviceKernels::variants() const {
   std::string out;
   for (const auto& [name, times] : state_->ran) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, times);

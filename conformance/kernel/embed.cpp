@@ -42,6 +42,8 @@ void embed_cases(KernelBench& b) {
         for (Values kind : {Values::normal, Values::mixed, Values::denormals, Values::huge})
           if (b.next(fmt::format("{} columns {}, {}", name_of(type), width, name_of(kind)))) run(b, type, width, kind);
       }
+  for (WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16})  // rows end on half of a thread's eight elements
+    if (b.next(fmt::format("{} columns 12, mixed", name_of(type)))) run(b, type, 12, Values::mixed);
 }
 
 }  // namespace assay

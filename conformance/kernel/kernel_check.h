@@ -48,6 +48,9 @@ std::vector<float> kernel_values(std::mt19937_64& rng, size_t n, Values kind);
 /// n values that no kernel may leave: NaN.
 std::vector<float> unwritten(size_t n);
 
+/// KernelRun::only: no case runs, and take() has the digest's name alone, which says which cases there are.
+inline constexpr int64_t kNoCase = INT64_MAX;
+
 /// Collects the comparisons of one op on one table of kernels.
 class KernelBench {
  public:
@@ -81,6 +84,8 @@ class KernelBench {
   /// Whether a stranger's module refused the case: nothing more is said of it.
   bool refused() const { return refused_now_; }
   void fail(const std::string& line);
+  /// What was found; with a digest over the scalar bytes of all cases (none where one case alone ran, or a stranger's kernels).
+  /// Its name has a hash of what the cases are called: with other cases it is another digest, not another result.
   CheckOutcome take();
 
  private:
@@ -96,6 +101,8 @@ class KernelBench {
   bool refused_now_ = false;
   int64_t refusals_ = 0;
   std::string worst_;
+  std::string wanted_;   // hashes of the scalar bytes, one after the other
+  std::string cases_;    // what the cases that ran are called
 };
 
 struct KernelCheck {

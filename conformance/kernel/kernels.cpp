@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "conformance/kernel/kernel_check.h"
+#include "dumps/digest.h"
 #include "dumps/error.h"
 
 namespace assay {
@@ -17,12 +18,12 @@ constexpr KernelCheck kTable[] = {
      quantise_cases},
     {KernelOp::quant_linear, "quant_linear", 1812, "sum h |w| + 2^-24 (m ceil(G/8) + 6) sum s (|sw f| + |mw sum q|)",
      quant_linear_cases},
-    {KernelOp::embed, "embed", 824, "one rounding of the exact widened weight", embed_cases},
-    {KernelOp::rms_norm, "rms_norm", 119, "2^-24 ((ceil(K/256) + 9)/2 + 6) |y|", rms_norm_cases},
+    {KernelOp::embed, "embed", 827, "one rounding of the exact widened weight", embed_cases},
+    {KernelOp::rms_norm, "rms_norm", 121, "2^-24 ((ceil(K/256) + 9)/2 + 6) |y|", rms_norm_cases},
     {KernelOp::head_norm, "head_norm", 238, "2^-24 ((ceil(K/32) + 9)/2 + 6) |y|", head_norm_cases},
     {KernelOp::rope, "rope", 150, "(3 2^-24 + 2^-48 angle) (|x0| + |x1|)", rope_cases},
     {KernelOp::kv_store, "kv_store", 588, "none: the value rounded to the cache's type", kv_store_cases},
-    {KernelOp::attention, "attention", 168,
+    {KernelOp::attention, "attention", 279,
      "errors of the scores, as relative ones of their exp, twice, and of two sums", attention_cases},
     {KernelOp::silu_mul, "silu_mul", 119, "6 2^-24 |y|", silu_mul_cases},
     {KernelOp::add, "add", 119, "2^-24 |y|", add_cases},
@@ -84,6 +85,8 @@ KernelBench::KernelBench(const Kernels& t, const KernelRun& run, std::string op)
 
 bool KernelBench::next(std::string what) {
   case_++;
+  if (run_.only < 0 || run_.only == kNoCase) cases_ += what + "\n";
+  if (run_.only == kNoCase) ran_++;
   if (run_.only >= 0 && run_.only != case_) return false;
   std::seed_seq seed{uint32_t(run_.seed), uint32_t(run_.seed >> 32), uint32_t(case_), uint32_t(op_.size()),
                      uint32_t(op_[0])};
@@ -119,6 +122,9 @@ void KernelBench::bytes(const char* part, std::span<const float> want, std::span
     return;
   }
   out.compared++;
+  std::vector<float> canonical(want.begin(), want.end());
+  canonicalise(DType::f32, canonical.data(), int64_t(canonical.size()));
+  wanted_ += xxh3_128_hex(canonical.data(), canonical.size() * sizeof(float));
   for (size_t i = 0; i < want.size(); i++) {
     if (std::isnan(want[i]) && std::isnan(got[i])) continue;
     if (std::memcmp(&want[i], &got[i], sizeof(float)) == 0) continue;
@@ -133,6 +139,7 @@ void KernelBench::bytes(const char* part, std::span<const std::byte> want, std::
     if (refused_now_) return;
   }
   out.compared++;
+  wanted_ += xxh3_128_hex(want.data(), want.size());
   for (size_t i = 0; i < want.size(); i++)
     if (want[i] != got[i]) {
       fail(fmt::format("{}, byte {}: {:#04x}, scalar {:#04x}", part, i, unsigned(got[i]), unsigned(want[i])));
@@ -175,6 +182,9 @@ CheckOutcome KernelBench::take() {
   if (out.failed != 0)
     out.notes.push_back(fmt::format("one case alone: assay check --exact --filter kernel/{}/{} --seed {} --case N", op_,
                                     run_.on.empty() ? std::string(name_of(target.isa)) : run_.on, run_.seed));
+  if ((run_.only < 0 || run_.only == kNoCase) && !stranger_)
+    out.digests.push_back({fmt::format("scalar bytes of {} cases, {}", ran_, xxh3_128_hex(cases_.data(), cases_.size()).substr(0, 8)),
+                           run_.only < 0 ? xxh3_128_hex(wanted_.data(), wanted_.size()) : ""});
   return std::move(out);
 }
 

@@ -40,6 +40,8 @@ void rms_norm_cases(KernelBench& b) {
   for (int64_t width : kEdgeWidths)
     for (Values kind : kAllValues)
       if (b.next(fmt::format("width {}, {}", width, name_of(kind)))) run(b, width, 1, false, kind);
+  for (Values kind : {Values::normal, Values::mixed})  // more than a device's threads hold in registers
+    if (b.next(fmt::format("width 8193, {}", name_of(kind)))) run(b, 8193, 1, false, kind);
 }
 
 void head_norm_cases(KernelBench& b) {

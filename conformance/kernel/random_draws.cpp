@@ -214,6 +214,9 @@ void add_random_draw_checks(std::vector<Check>& out) {
           else if (!parted.empty()) o.fail(fmt::format("{}: {} [case {}]", draw.what, parted, i));
         }
         o.notes.push_back(fmt::format("{}, {}; seed {}; ran {}", d->info().name, d->info().architecture, c.kernel.seed, target.variants()));
+        o.ran = ran_on(*d);
+        o.ran.variants = target.ran();
+        o.ran.launches = int64_t(d->counters().launches);
         return o;
       };
       out.push_back(std::move(k));

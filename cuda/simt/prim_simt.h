@@ -1,5 +1,5 @@
-// prim.cuh on the CPU: the keywords and types of CUDA that kernels use, and every primitive as a call into fibers.cpp, where
-// the threads of a block are fibers. What hardware leaves undefined is an error here: fibers.h says what is looked for.
+// prim.cuh on the CPU: the keywords and types of CUDA that kernels use, and every primitive as a call into collectives.cpp.
+// The threads of a block are fibers. What hardware leaves undefined is an error here: fibers.h says what is looked for.
 #pragma once
 #include <cstddef>
 #include <cstdint>

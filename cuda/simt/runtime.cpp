@@ -1,6 +1,7 @@
 #include "cuda/simt/runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cuda/simt/arena.h"
+#include "cuda/simt/failures.h"
 #include "cuda/simt/fibers.h"
 
 namespace simt {
@@ -77,6 +79,11 @@ bool pinned(const void* p) {
   --at;
   return p < at->first + at->second;
 }
+std::atomic<int> calls_to_failure = 0;  // 0: none is planned
+std::atomic<cudaError_t> planned_error = cudaSuccess;
+/// Counts a call; what it has to fail with, or success.
+cudaError_t planned() { return calls_to_failure != 0 && --calls_to_failure == 0 ? planned_error.load() : cudaSuccess; }
+
 cudaError_t sticky(const Stream& s) {
   if (s.error != cudaSuccess) last_words = s.words;
   return s.error;
@@ -175,6 +182,7 @@ bool spoils_capture() {
 
 cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned threads, size_t shared, bool overlap,
                     std::function<void()> body, unsigned cluster) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (threads == 0 || threads > kThreadLimit || threads % 32 || shared > kSharedLimit || grid.y > 65535 || grid.z > 65535 ||
       grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z || cluster < 1 || cluster > kClusterLimit || grid.x % cluster)
@@ -183,6 +191,10 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned t
   work.kernel = {name, grid, threads, shared, overlap, std::move(body), cluster};
   return submit(*stream, std::move(work), false);
 }
+int fail_call(int n, cudaError_t error) {
+  if (n > 0) planned_error = error;
+  return calls_to_failure.exchange(n);
+}
 int clusters_at_once() { return int(number_from("ASSAY_SIMT_CLUSTERS", 8)); }
 
 }  // namespace simt
@@ -190,10 +202,12 @@ int clusters_at_once() { return int(number_from("ASSAY_SIMT_CLUSTERS", 8)); }
 using namespace simt;
 
 cudaError_t cudaGetDeviceCount(int* count) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *count = 1;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   if (device != 0) return cudaErrorInvalidDevice;
   *properties = {};
   snprintf(properties->name, sizeof properties->name, "emulation on the CPU");
@@ -203,18 +217,24 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlockOptin = kSharedLimit;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
+  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+}
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   *total_bytes = arena::total_bytes();
   *free_bytes = *total_bytes - std::min(*total_bytes, size_t(arena::used_bytes()));
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *version = 0;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *version = 0;
   return cudaSuccess;
 }
@@ -235,6 +255,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (spoils_capture()) return cudaErrorStreamCaptureUnsupported;
   *memory = arena::allocate(bytes);
@@ -244,9 +265,10 @@ cudaError_t cudaFree(void* memory) {
   const Lock guard(lock());
   if (spoils_capture()) return cudaErrorStreamCaptureUnsupported;
   drain_all();  // as a device does
-  return arena::release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+  return arena::release(memory) ? planned() : cudaErrorInvalidValue;
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (spoils_capture()) return cudaErrorStreamCaptureUnsupported;
   *memory = malloc(std::max<size_t>(bytes, 1));
@@ -262,9 +284,10 @@ cudaError_t cudaFreeHost(void* memory) {
   drain_all();
   if (!host().pinned.erase(static_cast<std::byte*>(memory))) return cudaErrorInvalidValue;
   free(memory);
-  return cudaSuccess;
+  return planned();
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   Work work;
   work.bytes = bytes;
@@ -278,11 +301,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     work.source = from;
     return submit(*stream, std::move(work), false);
   }
-  if (kind == cudaMemcpyDeviceToDevice) {
-    work.device = to;
-    work.source = from;
-    return submit(*stream, std::move(work), false);
-  }
   work.device = const_cast<void*>(from);
   work.to = static_cast<std::byte*>(to);
   if (!stream->captured && stream->error == cudaSuccess && !still_read(*stream, to, bytes))
@@ -290,6 +308,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return submit(*stream, std::move(work), false);
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   Work work;
   work.device = to;
@@ -299,6 +318,7 @@ cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t strea
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *event = new Event;
   return cudaSuccess;
 }
@@ -307,17 +327,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   Work work;
   work.event = event;
   return submit(*stream, std::move(work), false);
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *milliseconds = std::chrono::duration<float, std::milli>(to->reached - from->reached).count();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   *stream = new Stream;
   host().streams.push_back(*stream);
@@ -333,6 +356,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (stream->captured) {
     stream->capture_spoilt = true;
@@ -345,6 +369,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (stream->captured || capturing) return cudaErrorStreamCaptureUnsupported;
   if (stream->error != cudaSuccess) return sticky(*stream);
@@ -359,15 +384,18 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!stream->captured || capturing != stream) return cudaErrorInvalidValue;
   capturing = nullptr;
   const auto captured = std::exchange(stream->captured, nullptr);
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   if (stream->capture_spoilt) return cudaErrorStreamCaptureInvalidated;
   *graph = new Graph(*captured);
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   *executable = new Graph(*graph);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
   if (stream->captured) return cudaErrorStreamCaptureUnsupported;
   for (const Work& work : executable->work)
@@ -380,5 +408,5 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
-  return cudaSuccess;
+  return planned();
 }

@@ -1,0 +1,40 @@
+# Hashes over sources, equal on every machine and in every build folder: names relative to the root, sorted, and contents.
+
+# contents_hash(VAR ROOT FILE...): 32 hex digits over names and contents.
+function(contents_hash var root)
+  set(files ${ARGN})
+  list(SORT files)
+  list(REMOVE_DUPLICATES files)
+  set(all "")
+  foreach(f ${files})
+    file(SHA256 ${root}/${f} h)
+    string(APPEND all "${f} ${h}\n")
+  endforeach()
+  string(SHA256 hash "${all}")
+  string(SUBSTRING ${hash} 0 32 hash)
+  set(${var} ${hash} PARENT_SCOPE)
+endfunction()
+
+# with_includes(VAR ROOT LEAVE_OUT FILE...): the files and what they include of the repository, to the end of it. Names that match
+# LEAVE_OUT are not followed, <...> neither. Whether a line is compiled is not asked: an include too many only makes a hash stricter.
+function(with_includes var root leave_out)
+  set(open ${ARGN})
+  set(seen "")
+  while(open)
+    list(POP_FRONT open f)
+    if(f IN_LIST seen OR f MATCHES "${leave_out}")
+      continue()
+    endif()
+    list(APPEND seen ${f})
+    file(STRINGS ${root}/${f} lines REGEX "^[ \t]*#[ \t]*include[ \t]*\"")
+    foreach(line ${lines})
+      string(REGEX REPLACE "^[^\"]*\"([^\"]+)\".*" "\\1" included "${line}")
+      if(EXISTS ${root}/${included})
+        list(APPEND open ${included})
+      elseif(NOT included STREQUAL "cuda/sources.h")  # the one that the build makes; from these same files
+        message(FATAL_ERROR "${f} includes \"${included}\", which is not below ${root}: its hash would not cover it")
+      endif()
+    endforeach()
+  endwhile()
+  set(${var} ${seen} PARENT_SCOPE)
+endfunction()
