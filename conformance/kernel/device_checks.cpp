@@ -50,19 +50,24 @@ std::vector<NamedDigest> digests_named(std::vector<NamedDigest> all, const std::
   return all;
 }
 
+Check device_kernel_check(const std::string& op, const std::string& device, std::string baseline, int64_t expected) {
+  Check k;
+  k.id = fmt::format("kernel/{}/{}", op, device);
+  k.level = Level::byte_exact;
+  k.scope = Scope::kernel;
+  k.family = "-";
+  k.device = device;
+  k.baseline = std::move(baseline);
+  k.target = fmt::format("the {} kernels", device);
+  k.expected = expected;
+  return k;
+}
+
 void add_device_kernel_checks(std::vector<Check>& out) {
   for (const char* device : {"simt", "cuda"})
     for (const KernelCheck& e : kernel_checks()) {
       if (e.member == KernelOp::quantise) continue;   // a device quantises inside its products
-      Check k;
-      k.id = fmt::format("kernel/{}/{}", e.op, device);
-      k.level = Level::byte_exact;
-      k.scope = Scope::kernel;
-      k.family = "-";
-      k.device = device;
-      k.baseline = fmt::format("scalar bytes; float64 within {}", e.bound);
-      k.target = fmt::format("the {} kernels", device);
-      k.expected = e.expected;
+      Check k = device_kernel_check(e.op, device, fmt::format("scalar bytes; float64 within {}", e.bound), e.expected);
       k.run = [&e, device](const CheckContext& c) {
         return run_on_device(c, device, [&](DeviceKernels& kernels, const KernelRun& run) { return e.run(kernels.table(), run); });
       };

@@ -38,6 +38,8 @@ CheckOutcome run_on_device(const CheckContext& c, const std::string& device,
                            const std::function<CheckOutcome(DeviceKernels&, const KernelRun&)>& cases);
 /// Those of one name; "": all (Check::cpu_digests).
 std::vector<NamedDigest> digests_named(std::vector<NamedDigest> all, const std::string& only);
+/// A byte_exact check of kernel scope, `kernel/OP/DEVICE`, without what it runs.
+Check device_kernel_check(const std::string& op, const std::string& device, std::string baseline, int64_t expected);
 void add_device_op_checks(std::vector<Check>& out);   // device_ops.cpp
 
 }  // namespace assay

@@ -383,15 +383,7 @@ constexpr DeviceOp kDeviceOps[] = {
 void add_device_op_checks(std::vector<Check>& out) {
   for (const char* device : {"simt", "cuda"})
     for (const DeviceOp& e : kDeviceOps) {
-      Check k;
-      k.id = fmt::format("kernel/{}/{}", e.op, device);
-      k.level = Level::byte_exact;
-      k.scope = Scope::kernel;
-      k.family = "-";
-      k.device = device;
-      k.baseline = fmt::format("scalar bytes of {}", e.chain);
-      k.target = fmt::format("the {} kernels", device);
-      k.expected = e.expected;
+      Check k = device_kernel_check(e.op, device, fmt::format("scalar bytes of {}", e.chain), e.expected);
       k.run = [&e, device](const CheckContext& c) {
         return run_on_device(c, device, [&](DeviceKernels& kernels, const KernelRun& run) {
           KernelBench b(kernels.table(), run, e.op);
