@@ -167,7 +167,10 @@ TEST_F(AttentionOnDevice, OneRowOfEveryTypeHeadDimAndLength) {
 TEST_F(AttentionOnDevice, EveryGroupOfHeads) {
   Rng rng = seeded(42);
   for (KvType type : kTypes) {
-    for (int64_t group = 1; group <= 17; group++) check(rng, {type, 64, 2, group, {{0, 70}, {1, 300}}});
+    for (int64_t group = 1; group <= 17; group++) {
+      if (type != KvType::f16 && group > 9) continue;  // a block has 8 heads: from 9 on they repeat
+      check(rng, {type, 64, 2, group, {{0, 70}, {1, 300}}});
+    }
   }
 }
 

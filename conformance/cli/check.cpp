@@ -207,7 +207,7 @@ void add_check(CLI::App& app, int& code) {
   c->add_option("--module", o->module, "a device module: with --scope kernel --level max_rel anybody's, judged by bounds; else what --device simt or cuda loads");
   c->add_option("--evidence", o->evidence, "folder whose evidence answers cuda's checks where there is no device (default: conformance/evidence of the repository)");
   c->add_flag("--no-evidence", o->no_evidence, "without a device they are not run");
-  c->add_option("--shard", o->shard, "i/n: every n-th check, from the i-th");
+  c->add_option("--shard", o->shard, "i/n, 0 <= i < n: every n-th check, from the i-th");
   c->add_option("--seed", o->kernel.seed, "of the random cases of kernel checks")->check(is_seed)->capture_default_str();
   c->add_option("--case", o->kernel.only, "run this case of one kernel check alone, as a failure names it")->check(CLI::Range(int64_t(0), int64_t(1) << 40));
   c->add_option("--repeat", o->repeat, "run the selection n times")->capture_default_str();
