@@ -2,14 +2,11 @@
 #include "engine/plan.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <fstream>
 
 #include "engine/formats/synth.h"
 #include "engine/formats/test_files.h"
 #include "engine/limits.h"
+#include "engine/process_memory.h"
 
 namespace assay {
 namespace {
@@ -123,31 +120,15 @@ TEST(Plan, OutlinesSayWhatLoadingMapsAndCopies) {
   EXPECT_NE(error_of([&] { outline_model(dir.path() / "odd"); }).find("contradicts"), std::string::npos);
 }
 
-size_t resident() {
-  std::ifstream in("/proc/self/statm");
-  size_t pages = 0, here = 0;
-  in >> pages >> here;
-  return here * size_t(sysconf(_SC_PAGESIZE));
-}
-
-/// Bytes by which a new process grows while it makes a model and an engine and fills the context.
+/// Bytes by which a new process grows while it makes a model and an engine and fills the context; -1: it could not be told.
 [[maybe_unused]] double growth_of(const SynthSpec& spec, const EngineOptions& options, int64_t rows) {
-  int ends[2];
-  if (pipe(ends) != 0) return -1;
-  const pid_t child = fork();
-  if (child == 0) {
-    const size_t before = resident();
+  double grown = -1;
+  measured_in_child(grown, [&](double& out) {
+    const uint64_t before = process_memory("VmRSS");
     Engine engine(std::make_shared<Model>(make_synthetic_model(spec, 2)), options);
     fill(engine, rows);
-    const double grown = double(resident()) - double(before);
-    const bool written = write(ends[1], &grown, sizeof grown) == ssize_t(sizeof grown);
-    _exit(written ? 0 : 1);
-  }
-  close(ends[1]);
-  double grown = -1;
-  if (read(ends[0], &grown, sizeof grown) != ssize_t(sizeof grown)) grown = -1;
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
+    out = double(process_memory("VmRSS")) - double(before);
+  });
   return grown;
 }
 
@@ -155,7 +136,7 @@ TEST(Plan, TheProcessHasWhatWasPlanned) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers have memory of their own";
 #else
-  if (resident() == 0) GTEST_SKIP() << "no /proc/self/statm";
+  if (process_memory("VmRSS") == 0) GTEST_SKIP() << "no VmRSS in /proc/self/status";
   for (Activations a : {Activations::s16, Activations::f32}) {
     const SynthSpec spec{"0.6B", WeightType::q4_0, 1, 2};
     EngineOptions o;

@@ -1,9 +1,5 @@
 // A plan for a device against what the backend and the emulated module then have, class by class.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <fstream>
 
 #include "engine/counting_device.h"
 #include "engine/device_backend.h"
@@ -11,6 +7,7 @@
 #include "engine/formats/test_files.h"
 #include "engine/ops/common/rope_table.h"
 #include "engine/plan.h"
+#include "engine/process_memory.h"
 
 namespace assay {
 namespace {
@@ -147,30 +144,19 @@ TEST(DevicePlan, EveryClassIsWhatTheBackendHas) {
   }
 }
 
-[[maybe_unused]] double peak_resident() {
-  std::ifstream in("/proc/self/status");
-  for (std::string word; in >> word;) {
-    double kilobytes = 0;
-    if (word == "VmHWM:" && in >> kilobytes) return kilobytes * 1024;
-  }
-  return 0;
-}
-
 /// Loading a file onto a device takes the file's pages and the classes of the plan, and no copy of a weight in between.
 TEST(DevicePlan, LoadingTakesNoMoreOfTheHostThanPlanned) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers have memory of their own";
 #else
-  if (peak_resident() == 0) GTEST_SKIP() << "no VmHWM";
+  if (process_memory("VmHWM") == 0) GTEST_SKIP() << "no VmHWM";
   TempDir dir;
   const std::filesystem::path file = dir.path() / "m.gguf";
   write_synth_gguf({"0.6B", WeightType::q4_0, 1, 2}, file, false, 1);
   const EngineOptions o = options_for(1, KvType::f16, Activations::s16, 0);
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    const double before = peak_resident();
+  double grown = -1;
+  measured_in_child(grown, [&](double& out) {
+    const uint64_t before = process_memory("VmHWM");
     const Model model = load_model(file);
     const Program program = build_program(model);
     const Config& c = model.config;
@@ -187,15 +173,8 @@ TEST(DevicePlan, LoadingTakesNoMoreOfTheHostThanPlanned) {
     const RopeTable rope = make_rope_table(c.rope, o.context);
     const CountingDevice device(std::make_shared<Device>(DeviceModule::load(o.device.module), 0), uint64_t(1) << 40);
     const DeviceBackend backend(device.device(), model, program, o.device, o.activations, caches, rope, false);
-    const double grown = peak_resident() - before;
-    const bool written = write(ends[1], &grown, sizeof grown) == ssize_t(sizeof grown);
-    _exit(written ? 0 : 1);
-  }
-  close(ends[1]);
-  double grown = -1;
-  if (read(ends[0], &grown, sizeof grown) != ssize_t(sizeof grown)) grown = -1;
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
+    out = double(process_memory("VmHWM") - before);
+  });
   const MemoryPlan plan =
       planned(outline_model(file), o, 4);  // not before the fork: the emulation lives in this process
   EXPECT_EQ(plan.mapped, std::filesystem::file_size(file));

@@ -3,8 +3,6 @@
 // another machine.
 #include <fmt/format.h>
 #include <malloc.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <fstream>
 
@@ -13,6 +11,7 @@
 #include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/synth.h"
 #include "engine/plan.h"
+#include "engine/process_memory.h"
 
 namespace assay::device_faults {
 namespace {
@@ -20,16 +19,6 @@ namespace {
 /// Heaps of threads and pages that a loader once touched belong to the process, not to the model: as in
 /// engine/plan_test.cpp.
 constexpr uint64_t kProcess = 8 << 20;
-
-/// "VmHWM:" of this process in bytes; 0: this system does not say.
-uint64_t of_this_process(const char* key) {
-  std::ifstream in("/proc/self/status");
-  std::string word;
-  uint64_t kilobytes = 0;
-  while (in >> word)
-    if (word == key && in >> kilobytes) return kilobytes * 1024;
-  return 0;
-}
 
 /// What the process that loads tells the one that judges.
 struct Grown {
@@ -42,25 +31,16 @@ struct Grown {
 /// Runs `load` in a child process.
 template <class Load>
 Grown in_a_process(Load&& load) {
-  int ends[2];
-  if (pipe(ends) != 0) throw Error(ErrorKind::io, "host memory", "no pipe to a process that loads");
   malloc_trim(0);  // what was freed here would be used again there, and not be counted
-  const pid_t child = fork();
-  if (child == 0) {
-    Grown g;
-    try {
-      load(g);
-    } catch (const std::exception& e) {
-      fmt::format_to_n(g.problem, sizeof g.problem - 1, "{}", e.what());
-    }
-    _exit(write(ends[1], &g, sizeof g) == ssize_t(sizeof g) ? 0 : 1);
-  }
-  close(ends[1]);
   Grown g;
-  if (child < 0 || read(ends[0], &g, sizeof g) != ssize_t(sizeof g))
-    fmt::format_to_n(g.problem, sizeof g.problem - 1, "the process that loads has ended without a word");
-  close(ends[0]);
-  if (child > 0) waitpid(child, nullptr, 0);
+  const bool told = measured_in_child(g, [&](Grown& out) {
+    try {
+      load(out);
+    } catch (const std::exception& e) {
+      fmt::format_to_n(out.problem, sizeof out.problem - 1, "{}", e.what());
+    }
+  });
+  if (!told) fmt::format_to_n(g.problem, sizeof g.problem - 1, "the process that loads has ended without a word");
   return g;
 }
 
@@ -87,7 +67,7 @@ Finding host_memory_of(const CheckContext& c, const std::filesystem::path& real,
   f.not_run = "needs a build without sanitizers, which have memory of their own";
   return f;
 #endif
-  if (of_this_process("VmHWM:") == 0) {
+  if (process_memory("VmHWM") == 0) {
     f.not_run = "needs VmHWM in /proc/self/status";
     return f;
   }
@@ -101,7 +81,7 @@ Finding host_memory_of(const CheckContext& c, const std::filesystem::path& real,
     small.start(w, nullptr);
   }
   const Grown g = in_a_process([&](Grown& out) {
-    const uint64_t before = of_this_process("VmRSS:");
+    const uint64_t before = process_memory("VmRSS");
     DeviceRun run(c, real, w, plant);
     run.spec.engine.threads = options.threads;
     run.spec.engine.context = options.context;
@@ -111,7 +91,7 @@ Finding host_memory_of(const CheckContext& c, const std::filesystem::path& real,
     if (!e.device()) throw Error(ErrorKind::internal, "host memory", "there is no device: " + e.device_problem());
     if (e.device()->device().info().emulated) out.device = kept.allocated;
     for (const auto& [host, bytes] : kept.inputs) out.pinned += bytes;
-    out.host = of_this_process("VmHWM:") - before;
+    out.host = process_memory("VmHWM") - before;
   });
   const double mb = 1e6;
   const uint64_t stated = plan.copies + plan.vectors + plan.engine.kv + plan.engine.rope + plan.load_scratch() +
