@@ -42,7 +42,8 @@ __host__ __device__ __forceinline__ Layout layout_of(int positions, int head_dim
   return l;
 }
 
-/// p times 16 bytes of the value rows of lanes kFrom, kFrom + 16 / kParts ..., folded by halves. What is not there is +0.
+/// p times 16 bytes of the value rows of lanes lane + 16 i, i < 16 / kParts, folded by halves, which are 16 * 8 / kParts lanes
+/// apart. What is not there is +0: a half of which nothing is there is no work, but makes +0 of -0.
 template <int kType, int kParts>
 __device__ __forceinline__ void fold_lanes(const unsigned char* values, int row, const float* p, int positions, int lane,
                                            float (&out)[kPiece<kType>]) {
@@ -54,10 +55,14 @@ __device__ __forceinline__ void fold_lanes(const unsigned char* values, int row,
 #pragma unroll
     for (int j = 0; j < kPiece<kType>; j++) out[j] = real ? fma_f32(weight, value[j], 0.0f) : 0.0f;
   } else {
-    // Lanes lane + 16 i, i < 16 / kParts: halves are 16 * 8 / kParts lanes apart.
-    float upper[kPiece<kType>];
     fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane, out);
-    fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane + kClasses * kParts, upper);
+    float upper[kPiece<kType>];
+    if ((lane + kClasses * kParts) / kClasses * kClasses < positions) {  // the same for all threads
+      fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane + kClasses * kParts, upper);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPiece<kType>; j++) upper[j] = 0.0f;
+    }
 #pragma unroll
     for (int j = 0; j < kPiece<kType>; j++) out[j] = add_f32(out[j], upper[j]);
   }
@@ -82,7 +87,9 @@ __global__ void __launch_bounds__(kThreads, 2) attention_short_kernel(AssayHeads
     for (const bool of_values : {false, true}) {
       const unsigned char* source = (of_values ? a.v : a.k) + from;
       unsigned char* to = shared + (of_values ? l.values : l.keys);
-      for (int i = tid; i < now * pieces; i += kThreads) copy_async<16>(to + i / pieces * l.row + i % pieces * 16, source + (int64_t)i * 16);
+      for (int i = tid - 96; i >= 0 && i < now * pieces; i += kThreads - 96) {  // by the warps that make no head
+        copy_async<16>(to + i / pieces * l.row + i % pieces * 16, source + (int64_t)i * 16);
+      }
       copy_commit();
     }
   }
