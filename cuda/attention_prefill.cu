@@ -19,7 +19,7 @@
 namespace assay {
 namespace {
 
-constexpr int kMostHeadDim = 256, kMostSplits = 16;
+constexpr int kMostSplits = 16;
 constexpr int kQuadBits = 6, kMostTileClassBits = 4;
 constexpr int kStagedSteps = 16;  // 4 rounds of a quad's 4 positions
 
@@ -350,7 +350,7 @@ int launch_score(AssayDevice& d, const PrefillJob& job, dim3 grid, const char* n
 }  // namespace
 
 bool attention_prefill_fits(const AssayDevice& d, int64_t head_dim) {
-  return head_dim <= kMostHeadDim && tile_score_shared_bytes((head_dim + 31) / 32 * 32, 0) <= d.shared_limit &&
+  return head_dim <= kMostDims && tile_score_shared_bytes((head_dim + 31) / 32 * 32, 0) <= d.shared_limit &&
          mix_shared_bytes(head_dim > 64 ? 32 : 16, kMostTileClassBits) <= d.shared_limit;
 }
 

@@ -225,5 +225,37 @@ TEST_F(AttentionShort, WhatEitherOpCantDoIsRefusedBeforeAnythingIsWritten) {
   for (float x : on.q_out.download()) EXPECT_TRUE(std::isnan(x));
 }
 
+#ifdef ASSAY_SIMT
+/// Where a short sequence does not fit, heads and attention follow each other, where they do: else both are the CPU's.
+TEST(AttentionShortOnOtherDevices, WithLessSharedMemory) {
+  for (const OtherDevice& other : kOtherDevices) {
+    SCOPED_TRACE(other.name);
+    const Emulated emulated(other);
+    const Device d;
+    Rng rng = seeded(209);
+    int at_once = 0, in_steps = 0, refused = 0, turn = 0;
+    for (KvType type : kTypes)
+      for (int64_t dim : {64, 128, 256})
+        for (int64_t position : {0, 40, 255}) {
+          const Problem p(rng, {type, dim, dim, 2, 1 + turn % 5, {{int32_t(turn % 2), position}}, true, turn % 3 == 0, kKinds[turn % 3]});
+          const OnDevice on(d, p, false);
+          const int result = d.module().attention(d, &on.attention);
+          turn++;
+          if (result == ASSAY_REFUSED) {
+            refused++;
+            for (float y : on.y.download()) ASSERT_TRUE(std::isnan(y));
+            continue;
+          }
+          d.ok(result);
+          (d.variant().find("attention_short") == 0 ? at_once : in_steps)++;
+          on.expect(p, by_cpu(p));
+        }
+    EXPECT_EQ(refused > 0, other.refuses) << refused << " of " << turn;
+    EXPECT_GT(in_steps + refused, 0);
+    EXPECT_EQ(at_once + in_steps + refused, turn);
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace assay

@@ -348,5 +348,50 @@ TEST(AttentionExp, OfADifferenceHasTheBitsOfExp) {
 }
 #endif
 
+#ifdef ASSAY_SIMT
+TEST(AttentionOnOtherDevices, WithLessSharedMemory) {
+  for (const OtherDevice& other : kOtherDevices) {
+    SCOPED_TRACE(other.name);
+    const Emulated emulated(other);
+    const Device d;
+    Rng rng = seeded(54);
+    int refused = 0, done = 0, turn = 0;
+    const auto ask = [&](const Shape& shape) {
+      Problem p(rng, shape);
+      OnDevice on(d, p);
+      d.reserve(p.limits());
+      const uint64_t before = d.counters().launches;
+      const int result = d.module().attention(d, &on.a);
+      if (result == ASSAY_REFUSED) {
+        refused++;
+        EXPECT_EQ(d.counters().launches, before) << text(shape);
+        for (float y : on.y.download()) ASSERT_TRUE(std::isnan(y)) << text(shape);
+        return;
+      }
+      d.ok(result);
+      done++;
+      const bool clusters = d.variant().find("cluster") != std::string::npos;
+      EXPECT_TRUE(!clusters || *other.clusters != '0') << d.variant();
+      EXPECT_TRUE(same_rows(on.y.download(), p.by_cpu(), p.s.heads() * p.s.dim)) << text(shape) << "\n" << d.variant();
+    };
+    for (KvType type : kTypes)
+      for (int64_t dim : {33, 64, 128, 256})
+        for (int64_t length : {1, 100, 300}) {
+          ask({type, dim, 2, kGroupSizes[turn % 8], {{0, length - 1}}, kKinds[turn % 4]});
+          turn++;
+        }
+    for (KvType type : kTypes)
+      for (int64_t dim : {64, 128, 256}) {
+        std::vector<RowPlace> run;
+        add_run(run, 1, turn % 2 * 100, 40);
+        ask({type, dim, 1, kGroupSizes[turn % 3], run, kKinds[turn % 4]});
+        turn++;
+      }
+    EXPECT_EQ(refused > 0, other.refuses) << refused << " of " << refused + done;
+    EXPECT_GT(done, 0);
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace assay

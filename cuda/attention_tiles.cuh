@@ -10,7 +10,7 @@
 
 namespace assay {
 
-constexpr int kScoreThreads = 256, kTilePositions = 128, kGroupRows = 8;
+constexpr int kScoreThreads = 256, kTilePositions = 128, kGroupRows = 8, kMostDims = 256;
 constexpr int kGroups = kWindowRows / kGroupRows;
 
 struct PrefillJob {
@@ -76,21 +76,23 @@ template <int kType>
 __device__ __forceinline__ void send_keys(const AttentionCall& a, const unsigned char* rows, int first, int last, int ahead,
                                           uint4* raw) {
   const int position = first + key_position();
-  const unsigned char* from = rows + ((int64_t)position * a.head_dim + key_element<kType>(0)) * kElementBytes<kType>;
-  const int64_t other = (int64_t)64 * a.head_dim * kElementBytes<kType>;
+  const unsigned char* const from = rows + ((int64_t)position * a.head_dim + key_element<kType>(0)) * kElementBytes<kType>;
+  const unsigned char* const other = from + (int64_t)64 * a.head_dim * kElementBytes<kType>;
   if (first + kTilePositions - 1 <= last && a.head_dim % 32 == 0) {
-#pragma unroll 4
-    for (int p = 0; p < ahead; p += 2, raw += 2 * kScoreThreads, from += 64) {
-      copy_async<16>(raw, from);
-      copy_async<16>(raw + kScoreThreads, from + other);
+    // Pieces differ by immediates: who changes an address that a copy has yet to read waits for it.
+#pragma unroll
+    for (int p = 0; p < key_pieces<kType>(kMostDims); p += 2) {
+      if (p >= ahead) break;
+      copy_async<16>(raw + p * kScoreThreads, from + p * 32);
+      copy_async<16>(raw + (p + 1) * kScoreThreads, other + p * 32);
     }
   } else {
 #pragma unroll 1
-    for (int p = 0; p < ahead; p += 2, raw += 2 * kScoreThreads, from += 64) {
+    for (int p = 0; p < ahead; p += 2) {
       const bool inside = key_element<kType>(p / 2) < a.head_dim;
       const bool low = inside && position <= last, high = inside && position + 64 <= last;
-      copy_async_or_zero<16>(raw, low ? from : rows, low);
-      copy_async_or_zero<16>(raw + kScoreThreads, high ? from + other : rows, high);
+      copy_async_or_zero<16>(raw + p * kScoreThreads, low ? from + p * 32 : rows, low);
+      copy_async_or_zero<16>(raw + (p + 1) * kScoreThreads, high ? other + p * 32 : rows, high);
     }
   }
 }

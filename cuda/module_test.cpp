@@ -50,6 +50,25 @@ TEST(Module, SaysWhatItIs) {
   EXPECT_EQ(m.norm(d, nullptr), ASSAY_ERROR);
 }
 
+TEST(Module, ADeviceIsWhatItsPropertiesSay) {
+  for (const OtherDevice& other : kOtherDevices) {
+    const Emulated emulated(other);
+    const Device d;
+    EXPECT_EQ(of(d).architecture, atoi(other.architecture));
+    EXPECT_EQ(of(d).shared_limit, strtoull(other.shared, nullptr, 10));
+    const Buffer<float> y(d, kThreads);
+    EXPECT_EQ(launch(of(d), "too much", Overlap::no, store_one, dim3(1), kThreads, of(d).shared_limit + 1, y.get()), ASSAY_ERROR);
+    const int in_clusters = launch_in_clusters(of(d), "cluster", Overlap::no, store_one, 2, dim3(2), kThreads, 0, y.get());
+    EXPECT_EQ(in_clusters, *other.clusters == '0' ? ASSAY_ERROR : ASSAY_DONE) << other.name;
+    EXPECT_EQ(clusters_at_once(of(d), store_one, 2, kThreads, 0), atoi(other.clusters));
+  }
+  const Setting old("ASSAY_SIMT_ARCHITECTURE", "75");
+  AssayDevice* none = nullptr;
+  EXPECT_EQ(Device::module().open(0, &none), ASSAY_ERROR);
+  EXPECT_EQ(none, nullptr);
+  EXPECT_WORDS(std::string(Device::module().error(nullptr)), "is sm_75: sm_80 or newer is needed");
+}
+
 TEST(Module, NoDeviceOrNoArgumentsIsAnErrorAndNothingMoreHappens) {
   const AssayModule& m = Device::module();
   AssayDevice* const none = nullptr;

@@ -49,82 +49,116 @@ template <int32_t kType, int kDigits>
 using GemmStage = GemmStageOf<kType, kDigits, kStepPairs<kType, kDigits>>;
 
 /// What a thread copies, and how far it has come. Of the weights: row tid mod 128, block tid / 128 of each pair, and scales
-/// (threads 0-127) or super (the others) of the row. Of x: every 256th piece of its codes, and a piece of its scales or sums.
+/// (threads 0-127) or super (the others) of the row. Of x: pieces of its codes, and a piece of its scales or sums.
 /// Beside the last block of an odd number lies padding: what is read as its codes are those of the next row or plane, which
 /// scales of zero make nothing of, and behind every plane that is read so there are enough bytes of another.
+///
+/// A copy reads its address registers late, and who overwrites one waits for it: with addresses made for every copy that was a
+/// sixth of the kernel's time. So addresses run: each is moved on just before its next copy, a step after the last, and what
+/// differs between the copies of a step are immediates.
 template <int32_t kType, int kDigits>
 struct GemmFiller {
   using Stage = GemmStage<kType, kDigits>;
   static constexpr int kPairs = kStepPairs<kType, kDigits>, kCodesBlock = Stage::kParts * 128;
   static constexpr int kHighBlock = kBlockGroups * Stage::kHighBytes, kOneScale = type_scale_bytes(kType);
-  const unsigned char *codes, *high, *small, *x;  // small: scales or super
-  const float* x_small;                           // scales or sums
-  int pairs, steps;                               // of a lane
-  int small_step, small_lane;                     // bytes from one to the next
-  int weights_lane, weights_step, x_step;
+  static constexpr int kCodesStep = Stage::kBlocks * kCodesBlock, kHighStep = Stage::kBlocks * kHighBlock;
+  const unsigned char *codes, *high, *small, *x;      // small: scales or super
+  const float* x_small;                               // scales or sums
+  int to_codes, to_high, to_small, to_x, to_x_small;  // in shared memory
+  int pairs, steps;                                   // of a lane
+  int weights_step, x_step, x_before;                 // step copied last, and its pairs of x
+  // How far `small` moves: to an even step and, where two steps share a quad, an odd one; to the next lane.
+  int small_even, small_odd, small_lane;
 
+  static constexpr int kLastStage = (Stage::kStages - 1) * Stage::kBytes;
+
+  /// So that the moves before the first copies lead to the first bytes.
   __device__ __forceinline__ void begin(const GemmArgs& a) {
-    const int tid = (int)threadIdx.x, in_pair = tid / kTileRows;
-    const int64_t first = (int64_t)blockIdx.y * kTileRows + tid % kTileRows, row = first < a.outputs ? first : a.outputs - 1;
-    codes = a.weights + row * a.codes_row + in_pair * kCodesBlock;
-    high = a.weights + a.high + row * a.high_row + in_pair * kHighBlock;
-    small = in_pair == 0 ? a.weights + a.scales + row * a.scales_row : a.weights + a.super + row * a.super_row;
-    small_step = in_pair == 0 ? kQuadGroups * kOneScale : Stage::kBlocks * 4;
-    small_lane = in_pair == 0 ? kQuadBlocks * kOneScale : 0;
-    const int64_t groups = (int64_t)blockIdx.x * a.x.blocks * kBlockGroups * kTileTokens;
-    x = a.x.codes + groups * kDigits * 32 + tid * 16;
-    x_small = (in_pair == 0 ? a.x.scales : a.x.sums) + groups + tid % kTileRows * 4;
+    const int tid = (int)threadIdx.x, in_pair = tid / kTileRows, in_tile = tid % kTileRows;
+    const int64_t first = (int64_t)blockIdx.y * kTileRows + in_tile, row = first < a.outputs ? first : a.outputs - 1;
     pairs = a.x.blocks / kPairBlocks;
     steps = (pairs + kPairs - 1) / kPairs;
-    weights_lane = weights_step = x_step = 0;
+    weights_step = x_step = -1, x_before = 0;
+    codes = a.weights + row * a.codes_row + in_pair * kCodesBlock - kCodesStep;
+    high = a.weights + a.high + row * a.high_row + in_pair * kHighBlock - kHighStep;
+    if (in_pair == 0) {
+      small_odd = kPairs == 1 ? 2 * kOneScale : 0;
+      small_even = kQuadGroups * kOneScale - small_odd;
+      small_lane = kQuadBlocks * kOneScale;
+      small_lane -= kPairs == 2 ? (steps - 1) * small_even : (steps - 1) / 2 * (small_even + small_odd) + (steps - 1) % 2 * small_odd;
+      small = a.weights + a.scales + row * a.scales_row - small_even;
+      to_small = Stage::kScales + in_tile * Stage::kScaleBytes + kLastStage;
+    } else {
+      small_even = small_odd = Stage::kBlocks * 4;
+      small_lane = -(steps - 1) * small_even;
+      small = a.weights + a.super + row * a.super_row - small_even;
+      to_small = Stage::kSuper + in_tile * Stage::kSuperBytes + kLastStage;
+    }
+    const int in_x = tid / 32 * (1024 * kDigits) + tid % 32 * 16;  // of a pair: each warp a part without gaps
+    const int64_t groups = (int64_t)blockIdx.x * a.x.blocks * kBlockGroups * kTileTokens;
+    x = a.x.codes + groups * kDigits * 32 + in_x;
+    x_small = (in_pair == 0 ? a.x.scales : a.x.sums) + groups + in_tile * 4;
+    to_codes = (in_pair * Stage::kParts * kTileRows + in_tile) * 16 + kLastStage;
+    to_high = Stage::kHigh + tid * Stage::kHighBytes + kLastStage;
+    to_x = Stage::kX + in_x + kLastStage;
+    to_x_small = (in_pair == 0 ? Stage::kXScales : Stage::kXSums) + in_tile * 16 + kLastStage;
   }
-  __device__ __forceinline__ void copy_weights(unsigned char* stage) {
-    const int tid = (int)threadIdx.x, row = tid % kTileRows, in_pair = tid / kTileRows;
-    const unsigned char* from = codes + (weights_lane * 16 + weights_step * Stage::kBlocks * kCodesBlock);
-    const unsigned char* high_from = high + (weights_lane * Stage::kHighBytes + weights_step * Stage::kBlocks * kHighBlock);
-#pragma unroll
-    for (int pair = 0; pair < kPairs; pair++) {
-      if (pair > 0 && weights_step * kPairs + pair >= pairs) break;  // no such pair: nobody reads it
-      const int block = pair * kPairBlocks + in_pair;
-#pragma unroll
-      for (int part = 0; part < Stage::kParts; part++) {
-        copy_async<16>(stage + ((block * Stage::kParts + part) * kTileRows + row) * 16,
-                       from + pair * kPairBlocks * kCodesBlock + part * 128);
-      }
-      if constexpr (Stage::kHighBytes > 0) {
-        copy_async<Stage::kHighBytes>(stage + Stage::kHigh + (block * kTileRows + row) * Stage::kHighBytes,
-                                      high_from + pair * kPairBlocks * kHighBlock);
-      }
+  /// Moves on to the next step, to be put into stage `number`.
+  __device__ __forceinline__ void next_weights(int number) {
+    const int to = number == 0 ? -kLastStage : Stage::kBytes;
+    to_codes += to, to_small += to;
+    const bool next_lane = ++weights_step == steps;
+    if (next_lane) weights_step = 0;
+    codes += next_lane ? 16 - (steps - 1) * kCodesStep : kCodesStep;
+    small += next_lane ? small_lane : kPairs == 1 && weights_step % 2 ? small_odd : small_even;
+    if constexpr (Stage::kHighBytes > 0) {
+      to_high += to;
+      high += next_lane ? Stage::kHighBytes - (steps - 1) * kHighStep : kHighStep;
     }
-    if (in_pair == 0) {  // with one pair a step, two steps share a quad
-      const int at = kPairs == 2 ? weights_step * small_step : weights_step / 2 * small_step + weights_step % 2 * 2 * kOneScale;
-      copy_async<Stage::kScaleBytes>(stage + Stage::kScales + row * Stage::kScaleBytes, small + (at + weights_lane * small_lane));
-    } else if constexpr (type_k_quant(kType)) {
-      copy_async<Stage::kSuperBytes>(stage + Stage::kSuper + row * Stage::kSuperBytes, small + weights_step * small_step);
-    }
-    if (++weights_step == steps) weights_step = 0, weights_lane++;
   }
-  __device__ __forceinline__ void copy_x(unsigned char* stage) {  // blocks and lanes follow each other
-    const int tid = (int)threadIdx.x, piece = tid % kTileRows;
-    const int here = pairs - x_step * kPairs < kPairs ? pairs - x_step * kPairs : kPairs;
+  __device__ __forceinline__ void next_x(int number) {
+    const int to = number == 0 ? -kLastStage : Stage::kBytes;
+    to_x += to, to_x_small += to;
+    if (++x_step == steps) x_step = 0;
+    x += x_before * kPairBlocks * Stage::kXBlock;  // blocks and lanes follow each other
+    x_small += x_before * kPairBlocks * kTileTokens;
+    x_before = pairs - x_step * kPairs < kPairs ? pairs - x_step * kPairs : kPairs;
+  }
+  /// Pair 0 brings scales and super of all.
+  template <int kPair>
+  __device__ __forceinline__ void copy_weights(unsigned char* shared) {
+    if constexpr (kPair == 0) {
+      if ((int)threadIdx.x < kTileRows) {
+        copy_async<Stage::kScaleBytes>(shared + to_small, small);
+      } else if constexpr (type_k_quant(kType)) {
+        copy_async<Stage::kSuperBytes>(shared + to_small, small);
+      }
+    } else if (weights_step * kPairs + kPair >= pairs) {
+      return;  // no such pair: nobody reads it
+    }
 #pragma unroll
-    for (int pair = 0; pair < kPairs; pair++) {
-      if (pair >= here) break;
+    for (int part = 0; part < Stage::kParts; part++) {
+      copy_async<16>(shared + to_codes + (kPair * kPairBlocks * Stage::kParts + part) * kTileRows * 16,
+                     codes + (kPair * kPairBlocks * kCodesBlock + part * 128));
+    }
+    if constexpr (Stage::kHighBytes > 0) {
+      copy_async<Stage::kHighBytes>(shared + to_high + kPair * kPairBlocks * kTileRows * Stage::kHighBytes,
+                                    high + kPair * kPairBlocks * kHighBlock);
+    }
+  }
+  template <int kPair>
+  __device__ __forceinline__ void copy_x(unsigned char* shared) {
+    if (kPair > 0 && kPair >= x_before) return;
 #pragma unroll
-      for (int i = pair * kPairBlocks * Stage::kXBlock; i < (pair + 1) * kPairBlocks * Stage::kXBlock; i += 16 * kGemmThreads) {
-        copy_async<16>(stage + Stage::kX + tid * 16 + i, x + i);
+    for (int i = 0; i < 2 * kDigits; i++) {
+      copy_async<16>(shared + to_x + kPair * kPairBlocks * Stage::kXBlock + i * 512, x + kPair * kPairBlocks * Stage::kXBlock + i * 512);
+    }
+    if constexpr (kPair == 0) {
+      const int tid = (int)threadIdx.x;
+      if (tid % kTileRows < x_before * kPairBlocks * kTileTokens / 4 && (tid < kTileRows || type_has_minimum(kType))) {
+        copy_async<16>(shared + to_x_small, x_small);
       }
     }
-    if (piece < here * kPairBlocks * kTileTokens / 4) {
-      if (tid < kTileRows) {
-        copy_async<16>(stage + Stage::kXScales + piece * 16, x_small);
-      } else if constexpr (type_has_minimum(kType)) {
-        copy_async<16>(stage + Stage::kXSums + piece * 16, x_small);
-      }
-    }
-    x += here * kPairBlocks * Stage::kXBlock;
-    x_small += here * kPairBlocks * kTileTokens;
-    x_step = x_step + 1 == steps ? 0 : x_step + 1;
   }
 };
 
@@ -182,12 +216,20 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
   const int all_steps = kBlockGroups * filler.steps;
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) {
-    if (i < all_steps) filler.copy_weights(shared + i * Stage::kBytes);
+    if (i < all_steps) {
+      filler.next_weights(i);
+      filler.template copy_weights<0>(shared);
+      if constexpr (kPairs == 2) filler.template copy_weights<1>(shared);
+    }
   }
   wait_for_previous();
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) {
-    if (i < all_steps) filler.copy_x(shared + i * Stage::kBytes);
+    if (i < all_steps) {
+      filler.next_x(i);
+      filler.template copy_x<0>(shared);
+      if constexpr (kPairs == 2) filler.template copy_x<1>(shared);
+    }
     copy_commit();
   }
 
@@ -199,18 +241,11 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
     for (int step = 0; step < filler.steps; step++, done++) {
       copy_wait<kStages - 2>();
       sync_block();  // everybody's copies are there, and nobody reads the stage before this one any more
-      if (done + kStages - 1 < all_steps) {
-        unsigned char* stage = shared + ahead * Stage::kBytes;
-        filler.copy_weights(stage);
-        filler.copy_x(stage);
-      }
-      copy_commit();
-      ahead = ahead + 1 == kStages ? 0 : ahead + 1;
+      const bool fills = done + kStages - 1 < all_steps;
+      if (fills) filler.next_weights(ahead);
       const unsigned char* stage = shared + current * Stage::kBytes;
       current = current + 1 == kStages ? 0 : current + 1;
-#pragma unroll
-      for (int block = 0; block < Stage::kBlocks; block++) {
-        if (block == kPairBlocks && step * kPairs + 1 >= filler.pairs) break;
+      const auto multiply = [&](int block) {
         WeightFragment<kType, kDigits> w[2];
         load_fragment(w[0], stage, block, first_row);
         load_fragment(w[1], stage, block, first_row + 16);
@@ -240,7 +275,24 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm(const GemmArgs a) {
             w[1].add(acc + (8 + 2 * p + eight) * 4, dots[1], of_two, sum_of_two);
           }
         }
+      };
+      // A part of the copies before each block, not all at once: their queue is short.
+      const bool second_pair = step * kPairs + 1 < filler.pairs;
+      if (fills) filler.template copy_weights<0>(shared);
+      multiply(0);
+      if constexpr (kPairs == 2) {
+        if (fills) filler.template copy_weights<1>(shared);
+        multiply(1);
+        if (fills) filler.next_x(ahead), filler.template copy_x<0>(shared);
+        if (second_pair) multiply(2);
+        if (fills) filler.template copy_x<1>(shared);
+        if (second_pair) multiply(3);
+      } else {
+        if (fills) filler.next_x(ahead), filler.template copy_x<0>(shared);
+        multiply(1);
       }
+      copy_commit();
+      ahead = ahead + 1 == kStages ? 0 : ahead + 1;
     }
     // The lane is finished: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
     if (rule_lane % 2 == 0) {

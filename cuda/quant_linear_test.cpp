@@ -233,5 +233,31 @@ TEST(CudaQuantLinear, ManyRows) {
   }
 }
 
+#ifdef ASSAY_SIMT
+TEST(CudaQuantLinear, OnDevicesWithLessSharedMemory) {
+  for (const OtherDevice& other : kOtherDevices) {
+    SCOPED_TRACE(other.name);
+    const Emulated emulated(other);
+    const Device device;
+    reserve(device);
+    Rng rng = seeded(109);
+    int refused = 0, done = 0, one_row = 0;
+    const auto ask = [&](const Case& c) {
+      const std::string variant = run(device, rng, c);
+      variant.empty() ? refused++ : done++;
+      one_row += c.rows == 1 && variant.find("gemv") == 0;
+    };
+    for (WeightType type : kTypes)
+      for (Activations kind : kKinds) {
+        for (int64_t rows : {1, 5, 40}) ask({type, kind, {33}, 512, rows, true, rows > 1});
+        ask({type, kind, {13, 13}, 1024, 1, true, true, false, true});
+        ask({type, kind, {9}, 6144, 1, false, true});  // normed: the row alone takes 36 KiB with s16
+      }
+    EXPECT_EQ(refused > 0, other.refuses) << refused << " of " << refused + done;
+    EXPECT_GT(one_row, 0);
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace assay

@@ -1,8 +1,6 @@
 // Shared by the tests of the emulation itself: planted kernels are launched past the table of engine/abi.h, and what the device
 // says of their faults is looked at.
 #pragma once
-#include <cstdlib>
-
 #include "cuda/device.h"
 #include "cuda/simt/arena.h"
 #include "cuda/test_support.h"
@@ -10,22 +8,6 @@
 namespace assay::test {
 
 constexpr int kThreads = 128;  // of a planted kernel's blocks
-
-/// Sets an environment variable for a scope.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) {
-    if (const char* old = getenv(name)) before_ = old, had_ = true;
-    setenv(name, value, 1);
-  }
-  ~Setting() { had_ ? setenv(name_, before_.c_str(), 1) : unsetenv(name_); }
-  Setting(const Setting&) = delete;
-
- private:
-  const char* name_;
-  std::string before_;
-  bool had_ = false;
-};
 
 inline AssayDevice& of(const Device& d) { return *static_cast<AssayDevice*>(d); }
 template <class... P, class... A>

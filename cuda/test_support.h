@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,43 @@
 extern "C" const AssayModule* assay_module(void);
 
 namespace assay::test {
+
+/// Sets an environment variable for a scope.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) {
+    if (const char* old = getenv(name)) before_ = old, had_ = true;
+    setenv(name, value, 1);
+  }
+  ~Setting() { had_ ? setenv(name_, before_.c_str(), 1) : unsetenv(name_); }
+  Setting(const Setting&) = delete;
+
+ private:
+  const char* name_;
+  std::string before_;
+  bool had_ = false;
+};
+
+/// What the emulation is beside an H200 (simt/runtime.h). The last two exist nowhere: more is refused there, and what is not has
+/// less room.
+struct OtherDevice {
+  const char *name, *architecture, *shared, *clusters;
+  bool refuses;  // something that the tests ask for
+};
+inline constexpr OtherDevice kOtherDevices[] = {{"sm_80 with 163 KiB", "80", "166912", "0", false},
+                                                {"sm_89 with 99 KiB", "89", "101376", "0", false},
+                                                {"sm_120 with 99 KiB", "120", "101376", "0", false},
+                                                {"64 KiB and clusters", "90", "65536", "4", true},
+                                                {"sm_80 with 48 KiB", "80", "49152", "0", true}};
+/// While it lives, devices that are opened are like this one.
+class Emulated {
+ public:
+  explicit Emulated(const OtherDevice& d)
+      : architecture_("ASSAY_SIMT_ARCHITECTURE", d.architecture), shared_("ASSAY_SIMT_SHARED", d.shared), clusters_("ASSAY_SIMT_CLUSTERS", d.clusters) {}
+
+ private:
+  const Setting architecture_, shared_, clusters_;
+};
 
 /// An open device. Calls that must succeed go through ok(), which throws with the device's words.
 class Device {

@@ -72,6 +72,11 @@ uint64_t number_from(const char* name, uint64_t otherwise) {
   const char* text = getenv(name);
   return text && *text ? strtoull(text, nullptr, 10) : otherwise;
 }
+/// What the emulated device is like.
+unsigned architecture() { return unsigned(number_from("ASSAY_SIMT_ARCHITECTURE", 90)); }
+size_t shared_limit() { return std::min<size_t>(number_from("ASSAY_SIMT_SHARED", kSharedLimit), kSharedLimit); }
+constexpr unsigned kFirstWithClusters = 90;  // and with launches that start early
+
 bool pinned(const void* p) {
   const auto& all = host().pinned;
   auto at = all.upper_bound(static_cast<const std::byte*>(p));
@@ -120,7 +125,7 @@ std::string copy(const Work& w) {
 /// Kernels that follow each other. One that may overlap runs up to wait_for_previous() before the one before it runs.
 void run_kernels(Stream& s, const std::shared_ptr<const Work>* first, const std::shared_ptr<const Work>* end) {
   const uint64_t seed = number_from("ASSAY_SIMT_SEED", 1);
-  const bool overlap = number_from("ASSAY_SIMT_OVERLAP", 1) != 0;
+  const bool overlap = architecture() >= kFirstWithClusters && number_from("ASSAY_SIMT_OVERLAP", 1) != 0;
   const auto next_seed = [&] { return seed * 1000003 + ++s.launched; };
   const arena::Open open;
   StartedPointer early;
@@ -184,8 +189,9 @@ cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned t
                     std::function<void()> body, unsigned cluster) {
   if (const cudaError_t error = planned(); error != cudaSuccess) return error;
   const Lock guard(lock());
-  if (threads == 0 || threads > kThreadLimit || threads % 32 || shared > kSharedLimit || grid.y > 65535 || grid.z > 65535 ||
-      grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z || cluster < 1 || cluster > kClusterLimit || grid.x % cluster)
+  if (threads == 0 || threads > kThreadLimit || threads % 32 || shared > shared_limit() || grid.y > 65535 || grid.z > 65535 ||
+      grid.x > 0x7fffffff || !grid.x || !grid.y || !grid.z || cluster < 1 || cluster > kClusterLimit || grid.x % cluster ||
+      (cluster > 1 && clusters_at_once() == 0))
     return cudaErrorInvalidConfiguration;
   Work work;
   work.kernel = {name, grid, threads, shared, overlap, std::move(body), cluster};
@@ -195,7 +201,7 @@ int fail_call(int n, cudaError_t error) {
   if (n > 0) planned_error = error;
   return calls_to_failure.exchange(n);
 }
-int clusters_at_once() { return int(number_from("ASSAY_SIMT_CLUSTERS", 8)); }
+int clusters_at_once() { return architecture() < kFirstWithClusters ? 0 : int(number_from("ASSAY_SIMT_CLUSTERS", 8)); }
 
 }  // namespace simt
 
@@ -211,10 +217,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != 0) return cudaErrorInvalidDevice;
   *properties = {};
   snprintf(properties->name, sizeof properties->name, "emulation on the CPU");
-  properties->major = 9;
+  properties->major = int(architecture() / 10);
+  properties->minor = int(architecture() % 10);
   properties->multiProcessorCount = int(number_from("ASSAY_SIMT_PROCESSORS", 4));
   properties->totalGlobalMem = arena::total_bytes();
-  properties->sharedMemPerBlockOptin = kSharedLimit;
+  properties->sharedMemPerBlockOptin = shared_limit();
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {

@@ -4,7 +4,10 @@
 // on that stream; cudaGetErrorString then has the words. All calls may be made from several threads: one lock serves all.
 //
 // Environment: ASSAY_SIMT_SEED (orders), ASSAY_SIMT_COPIES=late|early|random, ASSAY_SIMT_OVERLAP=0 (kernels never start before
-// the one before them has ended), ASSAY_SIMT_MEMORY=bytes, ASSAY_SIMT_PROCESSORS.
+// the one before them has ended). What the device is like, as it is when it is opened and may not change while it is:
+// ASSAY_SIMT_ARCHITECTURE=80 (90 where not set; older ones have no clusters and no early starts), ASSAY_SIMT_SHARED=bytes of a
+// block, at most the 227 KiB that sm_90 has, ASSAY_SIMT_CLUSTERS (that run at a time, 0: none), ASSAY_SIMT_PROCESSORS,
+// ASSAY_SIMT_MEMORY=bytes.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -78,6 +81,6 @@ namespace simt {
 /// Queues a kernel; `body` is what one thread does and holds copies of the arguments.
 cudaError_t enqueue(cudaStream_t stream, const char* name, dim3 grid, unsigned threads, size_t shared, bool overlap,
                     std::function<void()> body, unsigned cluster = 1);
-/// Clusters that run at a time: ASSAY_SIMT_CLUSTERS, or 8.
+/// Clusters that run at a time: ASSAY_SIMT_CLUSTERS, or 8; 0 before sm_90.
 int clusters_at_once();
 }  // namespace simt
