@@ -1,9 +1,9 @@
 // One token row whose sequence is short: what heads.cu and attention do one after the other, in one launch and without scratch,
 // up to 256 positions. Then every lane of the float rule has at most one position, and a block can do a query head alone.
 //
-// Grid: query heads. The block copies keys and values of the positions before into shared memory; meanwhile three warps make q,
-// k and v of this row (head_parts.cuh), rounded to the cache's type where they come to lie behind the others. The first of the
-// blocks that share a kv head also writes k and v to the cache and tells of an overflow.
+// Grid: query heads. The block copies keys and values of the positions before into shared memory while the kernel before this
+// one still runs; then three warps make q, k and v of this row (head_parts.cuh), rounded to the cache's type where they come to
+// lie behind the others. The first of the blocks that share a kv head also writes k and v to the cache and tells of an overflow.
 //   scores  a team of threads per position, 16 bytes of its key each (attention_rows.cuh), position = team + n teams
 //   p       thread = position
 //   mix     thread = 16 bytes of a value row and lanes l = class + 16 i: folds 128 ... 16 inside, 8 ... 1 over the classes
@@ -43,7 +43,7 @@ __host__ __device__ __forceinline__ Layout layout_of(int positions, int head_dim
 }
 
 /// p times 16 bytes of the value rows of lanes lane + 16 i, i < 16 / kParts, folded by halves, which are 16 * 8 / kParts lanes
-/// apart. What is not there is +0: a half of which nothing is there is no work, but makes +0 of -0.
+/// apart. What is not there is +0, a half of which nothing is there no work.
 template <int kType, int kParts>
 __device__ __forceinline__ void fold_lanes(const unsigned char* values, int row, const float* p, int positions, int lane,
                                            float (&out)[kPiece<kType>]) {
@@ -56,13 +56,9 @@ __device__ __forceinline__ void fold_lanes(const unsigned char* values, int row,
     for (int j = 0; j < kPiece<kType>; j++) out[j] = real ? fma_f32(weight, value[j], 0.0f) : 0.0f;
   } else {
     fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane, out);
+    if ((lane + kClasses * kParts) / kClasses * kClasses >= positions) return;  // the same for all threads
     float upper[kPiece<kType>];
-    if ((lane + kClasses * kParts) / kClasses * kClasses < positions) {  // the same for all threads
-      fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane + kClasses * kParts, upper);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPiece<kType>; j++) upper[j] = 0.0f;
-    }
+    fold_lanes<kType, 2 * kParts>(values, row, p, positions, lane + kClasses * kParts, upper);
 #pragma unroll
     for (int j = 0; j < kPiece<kType>; j++) out[j] = add_f32(out[j], upper[j]);
   }
@@ -77,22 +73,20 @@ __global__ void __launch_bounds__(kThreads, 2) attention_short_kernel(AssayHeads
   let_next_start();
   const float* const norm = warp == 0 ? h.q_norm : warp == 1 ? h.k_norm : nullptr;
   const HeldDims weights = hold_dims(norm, dims);
-  wait_for_previous();
-
   const AssayPlace place = a.places[0];
   const int now = (int)place.position, count = now + 1;
-  {  // Keys, then values of the positions before.
+  {  // Keys, then values of the positions before, which earlier passes wrote.
     const int pieces = dims * kElementBytes<kType> / 16;
     const int64_t from = cache_offset(h.cache, {place.slot, 0, 0}, kv_head) * kElementBytes<kType>;
     for (const bool of_values : {false, true}) {
       const unsigned char* source = (of_values ? a.v : a.k) + from;
       unsigned char* to = shared + (of_values ? l.values : l.keys);
-      for (int i = tid - 96; i >= 0 && i < now * pieces; i += kThreads - 96) {  // by the warps that make no head
-        copy_async<16>(to + i / pieces * l.row + i % pieces * 16, source + (int64_t)i * 16);
-      }
+      for (int i = tid; i < now * pieces; i += kThreads) copy_async<16>(to + i / pieces * l.row + i % pieces * 16, source + (int64_t)i * 16);
       copy_commit();
     }
   }
+  wait_for_previous();
+
   float* const q = reinterpret_cast<float*>(shared + l.heads);
   if (warp < 3) {
     const int which = warp == 0 ? head : kv_head;

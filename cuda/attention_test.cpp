@@ -387,8 +387,7 @@ TEST(AttentionOnOtherDevices, WithLessSharedMemory) {
         ask({type, dim, 1, kGroupSizes[turn % 3], run, kKinds[turn % 4]});
         turn++;
       }
-    EXPECT_EQ(refused > 0, other.refuses) << refused << " of " << refused + done;
-    EXPECT_GT(done, 0);
+    EXPECT_EQ(refused > 0, other.kib() < 99) << refused << " of " << refused + done;
   }
 }
 #endif

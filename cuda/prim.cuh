@@ -96,7 +96,8 @@ __device__ __forceinline__ void atomic_min(int64_t* p, int64_t v) { atomicMin((l
 
 // ---- order between launches (programmatic dependent launch, sm_90 on; elsewhere nothing). A kernel launched with
 // Overlap::yes may start before the one before it has ended: what that one wrote may be read, and what it reads may be
-// written, only behind wait_for_previous(), which every thread calls exactly once; before it only weights may be read.
+// written, only behind wait_for_previous(), which every thread calls exactly once. Before it may be read what no launch of the
+// pass writes: weights, places, what earlier passes left in a cache (a pass starts with a copy of its places, which waits).
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -8,9 +8,9 @@
 //
 // Weights stream through a ring of asynchronous copies in shared memory that belongs to the thread (the K-quants' super scales
 // to the warp), so the loop has no barrier. Unit is a quad of blocks, 1024 columns: its codes and high bits are copied in two
-// halves, each a group of copies, scales and super scales with the first half. The ring is filled before
-// wait_for_previous(), while the kernel before this one still runs: it has a block per processor and less than half of its
-// shared memory, so both fit.
+// halves, each a group of copies, scales and super scales with the first half. A part of the ring is filled before
+// wait_for_previous(), while the kernel before this one still runs, the rest behind the loads of x, which would else wait
+// for all of it.
 //
 // x is quantised by every block for itself into shared memory (quantise.cuh), after an RMS norm where one is asked for: x is
 // read from L2 by all blocks, but no launch and no wait lies between. Two rows per thread share what they read of it.
@@ -29,6 +29,9 @@
 namespace assay {
 
 constexpr int kGemvThreads = 256, kGemvWarps = 8, kLargestRing = 8;
+/// Bytes of a block that are on their way before x is asked for, about what memory brings while the kernel before this one ends:
+/// x waits behind all of them.
+constexpr int kEarlyBytes = 56 << 10;
 /// Rows of a task; kRows: of a thread-group.
 template <int kRows>
 constexpr int kTaskRows = 4 * kRows;
@@ -52,6 +55,7 @@ struct GemvArgs {
   int32_t columns, blocks, quads;
   int32_t tasks;
   int32_t workers, ring_quads;  // warps that have a ring, quads in each
+  int32_t early_quads;          // that are filled before the kernel before this one has ended
 };
 
 /// Bytes of a warp's quad in the ring, by part: codes [half][row][block 2][part][thread] 16, high alike, scales [row][thread] of
@@ -201,57 +205,74 @@ struct RingFiller {
 };
 
 /// Offsets in shared memory behind the rings: codes of x [block][digit][half][lane] 16, scales [group], sums [group] (types
-/// with a minimum), the norm's weights, 256 floats.
+/// with a minimum), columns of x on their way to codes, the norm's weights, 256 floats.
 struct GemvShared {
-  int codes, scales, sums, norm, lanes, bytes;
+  int codes, scales, sums, staged, norm, lanes, bytes;
 };
+constexpr int kStagedColumns = 12288;
 __host__ __device__ __forceinline__ GemvShared gemv_shared(int ring_bytes, int digits, int quads, int norm_columns) {
   GemvShared s;
   s.codes = ring_bytes;
   s.scales = s.codes + quads * kQuadColumns * digits;
   s.sums = s.scales + quads * kQuadGroups * 4;
-  s.norm = s.sums + quads * kQuadGroups * 4;
+  s.staged = s.sums + quads * kQuadGroups * 4;
+  s.norm = s.staged + (quads * kQuadColumns < kStagedColumns ? quads * kQuadColumns : kStagedColumns) * 4;
   s.lanes = s.norm + norm_columns * 4;
   s.bytes = s.lanes + (norm_columns > 0 ? kFloatLanes * 4 : 0);
   return s;
 }
 
-/// x to integers in shared memory, after the norm.
+/// What a thread loads of the kStagedColumns columns of x from `first` on, by pieces of four. +0 where nothing is.
+constexpr int kPieces = kStagedColumns / 4 / kGemvThreads;
+struct PartOfRow {
+  float4 piece[kPieces];
+};
+__device__ __forceinline__ PartOfRow part_of_row(const GemvArgs& a, int first) {
+  PartOfRow part;
+#pragma unroll
+  for (int i = 0; i < kPieces; i++) {
+    const int k = first + 4 * ((int)threadIdx.x + i * kGemvThreads);
+    part.piece[i] = k < a.columns ? *reinterpret_cast<const float4*>(a.x + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  return part;
+}
+
+/// x to integers in shared memory, after the norm, whose factor r is; part: part_of_row(a, 0). It goes through shared memory so
+/// that this is a short loop: a kernel's code is cold when it starts, and comes from where the weights come from.
 template <int kDigits>
-__device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* shared, const GemvShared& at) {
-  constexpr int kAhead = 6;  // loads in flight per thread: all of 12288 columns
-  const int eights = a.quads * kQuadColumns / 8;  // a multiple of 32: warps stay whole
-  float r = 1.0f;
-  if (a.norm) r = block_reciprocal_rms(a.x, a.columns, a.eps, reinterpret_cast<float*>(shared + at.lanes));
-  for (int first = (int)threadIdx.x; first < eights; first += kAhead * kGemvThreads) {
-    float4 v[kAhead][2];
-#pragma unroll
-    for (int i = 0; i < kAhead; i++) {
-      const int k = 8 * (first + i * kGemvThreads);
-      v[i][0] = v[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (k < a.columns) {
-        v[i][0] = reinterpret_cast<const float4*>(a.x + k)[0];
-        v[i][1] = reinterpret_cast<const float4*>(a.x + k)[1];
-      }
+__device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* shared, const GemvShared& at, float r, PartOfRow& part) {
+  const int columns = a.quads * kQuadColumns;  // a multiple of 1024: warps stay whole
+  float* const staged = reinterpret_cast<float*>(shared + at.staged);
+  for (int first = 0; first < columns; first += kStagedColumns) {
+    if (first > 0) {
+      part = part_of_row(a, first);
+      sync_block();  // what was staged has been read
     }
+    const int here = columns - first < kStagedColumns ? columns - first : kStagedColumns;
 #pragma unroll
-    for (int i = 0; i < kAhead; i++) {
-      const int u = first + i * kGemvThreads, k = 8 * u;
-      if (u >= eights) break;
-      float e[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
+    for (int i = 0; i < kPieces; i++) {
+      const int piece = (int)threadIdx.x + i * kGemvThreads;
+      if (4 * piece < here) *reinterpret_cast<float4*>(staged + 4 * piece) = part.piece[i];
+    }
+    sync_block();
+#pragma unroll 1
+    for (int eight = (int)threadIdx.x; eight < here / 8; eight += kGemvThreads) {
+      const float4 low = reinterpret_cast<const float4*>(staged)[2 * eight], high = reinterpret_cast<const float4*>(staged)[2 * eight + 1];
+      float e[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const int k = first + 8 * eight, u = k / 8;
       if (a.norm && k < a.columns) {
         const float* w = reinterpret_cast<const float*>(shared + at.norm) + k;  // this thread copied them
 #pragma unroll
         for (int n = 0; n < 8; n++) e[n] = mul_f32(mul_f32(e[n], r), w[n]);
       }
       const QuantisedEight<kDigits> q = quantise_8<kDigits>(e);
-      const int g = u / 4, b = g / kBlockGroups, j = g % kBlockGroups, part = u % 4;
+      const int g = u / 4, b = g / kBlockGroups, j = g % kBlockGroups, part_of_group = u % 4;
 #pragma unroll
       for (int d = 0; d < kDigits; d++) {
-        *reinterpret_cast<uint2*>(shared + at.codes + ((b * kDigits + d) * 2 + part / 2) * 128 + j * 16 + part % 2 * 8) =
+        *reinterpret_cast<uint2*>(shared + at.codes + ((b * kDigits + d) * 2 + part_of_group / 2) * 128 + j * 16 + part_of_group % 2 * 8) =
             make_uint2(q.words[d][0], q.words[d][1]);
       }
-      if (part == 0) {
+      if (part_of_group == 0) {
         reinterpret_cast<float*>(shared + at.scales)[g] = q.scale;
         reinterpret_cast<float*>(shared + at.sums)[g] = (float)q.sum;  // exact: below 2^24
       }
@@ -272,7 +293,7 @@ struct GroupCodes {
 };
 
 template <int32_t kType, int kDigits, int kRows>
-__global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
+__global__ void __launch_bounds__(kGemvThreads, 1) gemv(const GemvArgs a) {
   using Quad = RingQuad<kType, kRows>;
   SHARED_BYTES(shared);
   const int warp = (int)threadIdx.x / 32, lane = lane_of_warp(), j = lane % 8;
@@ -294,14 +315,24 @@ __global__ void __launch_bounds__(kGemvThreads, 2) gemv(const GemvArgs a) {
   const int first_task = filler.task;
   filler.locate(a);
   filler.template fill<0>(a);
-  for (int i = 1; i < a.ring_quads; i++) {
+  HeldRow held;
+  PartOfRow part;
+  for (int i = 1;; i++) {
+    if (i == a.early_quads) {
+      wait_for_previous();
+      if (a.norm) held = hold_row(a.x, a.columns);
+      part = part_of_row(a, 0);
+    }
+    if (i >= a.ring_quads) break;
     filler.template fill<1>(a);
     filler.template fill<0>(a);
   }
-
-  wait_for_previous();
-  if (a.norm) wait_for_ring<1>(a.ring_quads);  // its group is the oldest, 2 ring_quads - 1 were closed behind it
-  quantise_row<kDigits>(a, shared, at);
+  float r = 1.0f;
+  if (a.norm) {
+    wait_for_ring<1>(a.ring_quads);  // the norm's group is the oldest, 2 ring_quads - 1 were closed behind it
+    r = block_reciprocal_rms(held, a.x, a.columns, a.eps, reinterpret_cast<float*>(shared + at.lanes));
+  }
+  quantise_row<kDigits>(a, shared, at, r, part);
   sync_block();
 
   const float* scales = reinterpret_cast<const float*>(shared + at.scales) + j;
@@ -490,6 +521,7 @@ int quant_gemv(AssayDevice& d, const AssayLinear& a) {
     const int64_t fixed = gemv_shared(0, kDigits, g.quads, norm_columns).bytes, all = int64_t(d.shared_limit);
     const int64_t per_processor = (tasks + d.processors - 1) / d.processors;
     if (!choose_rings(per_processor, quad_bytes, fixed, all, g.workers, g.ring_quads)) return;
+    g.early_quads = int32_t(std::clamp<int64_t>(kEarlyBytes / (g.workers * quad_bytes), 1, g.ring_quads));
     // More than half of a multiprocessor's shared memory: a launch that starts early, while blocks of the one before are still
     // there, would else put two blocks on some multiprocessors and none on others (measured: 48 of 132).
     const int64_t shared = std::max<int64_t>(gemv_shared(g.workers * g.ring_quads * int(quad_bytes), kDigits, g.quads, norm_columns).bytes,

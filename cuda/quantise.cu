@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   wait_for_previous();
   const float* row = x + t * columns;
   float r = 1.0f;
-  if (norm) r = block_reciprocal_rms(row, columns, eps, reinterpret_cast<float*>(shared));
+  if (norm) r = block_reciprocal_rms(hold_row(row, columns), row, columns, eps, reinterpret_cast<float*>(shared));
   const int eights = out.blocks * kBlockColumns / 8;  // a multiple of 32: warps stay whole
   for (int u = (int)threadIdx.x; u < eights; u += kQuantiseThreads) {
     const int k = 8 * u, g = u / 4, b = g / kBlockGroups, j = g % kBlockGroups;

@@ -92,13 +92,28 @@ __device__ __forceinline__ QuantisedEight<kDigits> quantise_8(float* x) {
   return out;
 }
 
+/// What a thread of block_reciprocal_rms adds first: so that its loads can be on their way early, and together.
+struct HeldRow {
+  float x[16];
+};
+__device__ __forceinline__ HeldRow hold_row(const float* x, int columns) {
+  HeldRow held;
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int k = (int)threadIdx.x + kFloatLanes * i;
+    held.x[i] = k < columns ? x[k] : 0.0f;
+  }
+  return held;
+}
 /// 1 / sqrt(sum/K + eps) of a row, the sum by the float rule: accumulator k mod 256 belongs to thread k mod 256, folded by
 /// halves. Preconditions: a block of 256 threads, all of which come; `lanes` are 256 floats of shared memory that nobody
-/// else uses before the next barrier.
-__device__ __forceinline__ float block_reciprocal_rms(const float* x, int columns, float eps, float* lanes) {
+/// else uses before the next barrier; `held` is hold_row() of the same row.
+__device__ __forceinline__ float block_reciprocal_rms(const HeldRow& held, const float* x, int columns, float eps, float* lanes) {
   float acc = 0.0f;
-#pragma unroll 16
-  for (int k = (int)threadIdx.x; k < columns; k += kFloatLanes) acc = fma_f32(x[k], x[k], acc);
+#pragma unroll
+  for (int i = 0; i < 16; i++) acc = fma_f32(held.x[i], held.x[i], acc);  // of what is not there: +0 to a sum that is never -0
+#pragma unroll 8
+  for (int k = (int)threadIdx.x + kFloatLanes * 16; k < columns; k += kFloatLanes) acc = fma_f32(x[k], x[k], acc);
   lanes[threadIdx.x] = acc;
   sync_block();
   float v[8];  // every warp folds all: no second barrier
