@@ -7,8 +7,7 @@
 // gets the same number of tasks, give or take one. Up to three matrices that share x are one list of tasks.
 //
 // Weights stream through a ring of asynchronous copies in shared memory that belongs to the thread (the K-quants' super scales
-// to the warp), so the loop has no barrier. Unit is a quad of blocks, 1024 columns: its codes and high bits are copied in two
-// halves, each a group of copies, scales and super scales with the first half. A part of the ring is filled before
+// to the warp), so the loop has no barrier. Unit is a quad of blocks, 1024 columns. A part of the ring is filled before
 // wait_for_previous(), while the kernel before this one still runs, the rest behind the loads of x, which would else wait
 // for all of it.
 //
@@ -58,8 +57,8 @@ struct GemvArgs {
   int32_t early_quads;          // that are filled before the kernel before this one has ended
 };
 
-/// Bytes of a warp's quad in the ring, by part: codes [half][row][block 2][part][thread] 16, high alike, scales [row][thread] of
-/// four blocks, super [thread-group 4][row][block 4] 4.
+/// Bytes of a warp's quad in the ring, by part: codes [row][block 4][part][thread] 16, high alike, scales [row][thread] of four
+/// blocks, super [thread-group 4][row][block 4] 4.
 template <int32_t kType, int kRows>
 struct RingQuad {
   static constexpr int kParts = type_code_parts(kType), kHighBytes = type_high_bytes(kType);
@@ -87,7 +86,7 @@ __device__ __forceinline__ TaskRows<kRows> rows_of_task(const GemvArgs& a, int t
   return rows;
 }
 
-/// copy_wait for a number that is known at run time: 2 ring_quads - 2 + kMore. Three branches, which all threads take alike, are
+/// copy_wait for a number that is known at run time: ring_quads - 1 + kMore. Three branches, which all threads take alike, are
 /// quicker here than a jump by a table.
 template <int kMore>
 __device__ __forceinline__ void wait_for_ring(int ring_quads) {
@@ -95,29 +94,41 @@ __device__ __forceinline__ void wait_for_ring(int ring_quads) {
   const int r = ring_quads - 1;
   if (r & 4) {
     if (r & 2) {
-      if (r & 1) return copy_wait<14 + kMore>();
-      return copy_wait<12 + kMore>();
+      if (r & 1) return copy_wait<7 + kMore>();
+      return copy_wait<6 + kMore>();
     }
-    if (r & 1) return copy_wait<10 + kMore>();
-    return copy_wait<8 + kMore>();
-  }
-  if (r & 2) {
-    if (r & 1) return copy_wait<6 + kMore>();
+    if (r & 1) return copy_wait<5 + kMore>();
     return copy_wait<4 + kMore>();
   }
-  if (r & 1) return copy_wait<2 + kMore>();
+  if (r & 2) {
+    if (r & 1) return copy_wait<3 + kMore>();
+    return copy_wait<2 + kMore>();
+  }
+  if (r & 1) return copy_wait<1 + kMore>();
   return copy_wait<0 + kMore>();
 }
 
-/// What a thread copies: where its rows lie, and how far it has come. Rows beyond the end are the last one again.
+/// What a thread copies: where its rows lie, and how far it has come. Rows beyond the end are the last one again. Addresses are
+/// moved on just before the next copies: a copy reads them late, and who changes one waits for it.
 template <int32_t kType, int kRows>
 struct RingFiller {
   using Quad = RingQuad<kType, kRows>;
   const unsigned char *codes[kRows] = {}, *high[kRows] = {}, *scales[kRows] = {}, *super = nullptr;
-  unsigned char *ring = nullptr, *slot = nullptr;  // of the warp
-  int task = 0, step = 0, quad = 0, slot_number = 0;
+  int to_codes, to_high, to_scales, to_super;  // in shared memory
+  int task, step, quad = -1, slot;
 
-  __device__ __forceinline__ void locate(const GemvArgs& a) {
+  /// ring: the warp's, an offset in shared memory.
+  __device__ __forceinline__ RingFiller(const GemvArgs& a, int ring, int first_task, int step_of_tasks) : task(first_task), step(step_of_tasks) {
+    const int lane = lane_of_warp(), j = lane % 8;
+    slot = a.ring_quads - 1;
+    const int last = ring + slot * Quad::kBytes;
+    to_codes = last + lane * 16, to_high = last + Quad::kHigh + lane * Quad::kHighBytes;
+    to_scales = last + Quad::kScales + lane * Quad::kScaleBytes;
+    to_super = last + Quad::kSuper + (lane / 8 * 4 * kRows + j) * 4;
+    locate(a, -1);
+  }
+  /// To quad `from` of the task.
+  __device__ __forceinline__ void locate(const GemvArgs& a, int from) {
     if (task >= a.tasks) return;
     const int lane = lane_of_warp(), j = lane % 8;
     const TaskRows<kRows> rows = rows_of_task<kRows>(a, task, lane / 8);
@@ -125,29 +136,65 @@ struct RingFiller {
     for (int r = 0; r < kRows; r++) {
       const GemvMatrix& m = a.w[rows.matrix[r]];
       const int64_t row = rows.row[r] < m.rows ? rows.row[r] : m.rows - 1;
-      codes[r] = m.data + row * a.codes_row + j * 16;
-      if constexpr (Quad::kHighBytes > 0) high[r] = m.data + m.high + row * a.high_row + j * Quad::kHighBytes;
-      scales[r] = m.data + m.scales + row * a.scales_row + j * Quad::kScaleBytes;
+      codes[r] = m.data + row * a.codes_row + j * 16 + from * kCodesQuad;
+      if constexpr (Quad::kHighBytes > 0) high[r] = m.data + m.high + row * a.high_row + j * Quad::kHighBytes + from * kHighQuad;
+      scales[r] = m.data + m.scales + row * a.scales_row + j * Quad::kScaleBytes + from * kScalesQuad;
       // thread j copies the word of block j mod 4 of row j / 4
       if constexpr (type_k_quant(kType)) {
-        if (j / 4 == r) super = m.data + m.super + row * a.super_row + j % 4 * 4;
+        if (j / 4 == r) super = m.data + m.super + row * a.super_row + j % 4 * 4 + from * kSuperQuad;
       }
     }
   }
-  /// Queues codes and high bits of one half of the next quad; kWhole: none of its blocks is padding.
-  template <int kHalf, bool kWhole>
-  __device__ __forceinline__ void copy_half(const GemvArgs& a) {
-    const int lane = lane_of_warp();
+  /// Queues the next quad as one group of copies, an empty one behind the last task.
+  __device__ __forceinline__ void fill(const GemvArgs& a, unsigned char* shared) {
+    if (task < a.tasks) {
+      if (++quad == a.quads) {
+        quad = 0;
+        task += step;
+        locate(a, 0);
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRows; r++) {
+          codes[r] += kCodesQuad;
+          if constexpr (Quad::kHighBytes > 0) high[r] += kHighQuad;
+          scales[r] += kScalesQuad;
+        }
+        if constexpr (type_k_quant(kType)) super += kSuperQuad;
+      }
+      const bool wraps = ++slot == a.ring_quads;
+      const int move = wraps ? (1 - a.ring_quads) * Quad::kBytes : Quad::kBytes;
+      if (wraps) slot = 0;
+      to_codes += move, to_scales += move;
+      if constexpr (Quad::kHighBytes > 0) to_high += move;
+      if constexpr (type_k_quant(kType)) to_super += move;
+    }
+    if (task < a.tasks) {
+      if ((quad + 1) * kQuadBlocks <= a.blocks) {
+        copy_quad<true>(a, shared);
+      } else {
+        copy_quad<false>(a, shared);
+      }
+    }
+    copy_commit();
+  }
+
+ private:
+  static constexpr int kCodesQuad = kQuadBlocks * Quad::kParts * 128, kHighQuad = kQuadGroups * Quad::kHighBytes;
+  static constexpr int kScalesQuad = 8 * Quad::kScaleBytes, kSuperQuad = kQuadBlocks * 4;
+
+  /// kWhole: none of the quad's blocks is padding.
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_quad(const GemvArgs& a, unsigned char* shared) {
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
 #pragma unroll
-      for (int u = 0; u < 2; u++) {
-        const int in_quad = 2 * kHalf + u, place = (kHalf * kRows + r) * 2 + u;
-        const bool real = kWhole || quad * kQuadBlocks + in_quad < a.blocks;
+      for (int block = 0; block < kQuadBlocks; block++) {
+        const int place = r * kQuadBlocks + block;
+        const bool real = kWhole || quad * kQuadBlocks + block < a.blocks;
 #pragma unroll
         for (int part = 0; part < Quad::kParts; part++) {
-          unsigned char* to = slot + (place * Quad::kParts + part) * 512 + lane * 16;
-          const int from = (in_quad * Quad::kParts + part) * 128;
+          unsigned char* to = shared + to_codes + (place * Quad::kParts + part) * 512;
+          const int from = (block * Quad::kParts + part) * 128;
           if constexpr (kWhole) {
             copy_async<16>(to, codes[r] + from);
           } else {
@@ -155,8 +202,8 @@ struct RingFiller {
           }
         }
         if constexpr (Quad::kHighBytes > 0) {
-          unsigned char* to = slot + Quad::kHigh + (place * 32 + lane) * Quad::kHighBytes;
-          const int from = in_quad * 8 * Quad::kHighBytes;
+          unsigned char* to = shared + to_high + place * 32 * Quad::kHighBytes;
+          const int from = block * 8 * Quad::kHighBytes;
           if constexpr (kWhole) {
             copy_async<Quad::kHighBytes>(to, high[r] + from);
           } else {
@@ -164,43 +211,11 @@ struct RingFiller {
           }
         }
       }
-      if constexpr (kHalf == 0) {
-        copy_async<Quad::kScaleBytes>(slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes, scales[r]);
-      }
+      copy_async<Quad::kScaleBytes>(shared + to_scales + r * 32 * Quad::kScaleBytes, scales[r]);
     }
-    if constexpr (kHalf == 0 && type_k_quant(kType)) {
-      const int j = lane % 8;
-      if (j < 4 * kRows) copy_async<4>(slot + Quad::kSuper + (lane / 8 * 4 * kRows + j) * 4, super);
+    if constexpr (type_k_quant(kType)) {
+      if (lane_of_warp() % 8 < 4 * kRows) copy_async<4>(shared + to_super, super);
     }
-  }
-  /// Queues one half of the next quad and closes its group, an empty one behind the last task.
-  template <int kHalf>
-  __device__ __forceinline__ void fill(const GemvArgs& a) {
-    if (task < a.tasks) {
-      if ((quad + 1) * kQuadBlocks <= a.blocks) {
-        copy_half<kHalf, true>(a);
-      } else {
-        copy_half<kHalf, false>(a);
-      }
-      if constexpr (kHalf == 1) {
-        slot += Quad::kBytes;
-        if (++slot_number == a.ring_quads) slot_number = 0, slot = ring;
-        if (++quad == a.quads) {
-          quad = 0;
-          task += step;
-          locate(a);
-        } else {
-#pragma unroll
-          for (int r = 0; r < kRows; r++) {
-            codes[r] += kQuadBlocks * Quad::kParts * 128;
-            if constexpr (Quad::kHighBytes > 0) high[r] += kQuadGroups * Quad::kHighBytes;
-            scales[r] += 8 * Quad::kScaleBytes;
-          }
-          if constexpr (type_k_quant(kType)) super += kQuadBlocks * 4;
-        }
-      }
-    }
-    copy_commit();
   }
 };
 
@@ -280,18 +295,6 @@ __device__ __forceinline__ void quantise_row(const GemvArgs& a, unsigned char* s
   }
 }
 
-/// What a group's product takes: a thread's group of x, and of a weight row.
-template <int kDigits>
-struct XCodes {
-  uint4 words[kDigits][2];
-  float scale, sum;
-};
-template <int32_t kType>
-struct GroupCodes {
-  uint4 codes[type_code_parts(kType)];
-  uint2 upper;
-};
-
 template <int32_t kType, int kDigits, int kRows>
 __global__ void __launch_bounds__(kGemvThreads, 1) gemv(const GemvArgs a) {
   using Quad = RingQuad<kType, kRows>;
@@ -308,28 +311,22 @@ __global__ void __launch_bounds__(kGemvThreads, 1) gemv(const GemvArgs a) {
     }
   }
   copy_commit();
-  RingFiller<kType, kRows> filler;
-  filler.ring = filler.slot = shared + (worker ? warp : 0) * a.ring_quads * Quad::kBytes;
-  filler.task = worker ? (int)(blockIdx.x + gridDim.x * warp) : a.tasks;
-  filler.step = (int)gridDim.x * a.workers;
-  const int first_task = filler.task;
-  filler.locate(a);
-  filler.template fill<0>(a);
+  const int ring = (worker ? warp : 0) * a.ring_quads * Quad::kBytes, first_task = worker ? (int)(blockIdx.x + gridDim.x * warp) : a.tasks;
+  RingFiller<kType, kRows> filler(a, ring, first_task, (int)gridDim.x * a.workers);
   HeldRow held;
   PartOfRow part;
-  for (int i = 1;; i++) {
+  for (int i = 0;; i++) {
     if (i == a.early_quads) {
       wait_for_previous();
       if (a.norm) held = hold_row(a.x, a.columns);
       part = part_of_row(a, 0);
     }
     if (i >= a.ring_quads) break;
-    filler.template fill<1>(a);
-    filler.template fill<0>(a);
+    filler.fill(a, shared);
   }
   float r = 1.0f;
   if (a.norm) {
-    wait_for_ring<1>(a.ring_quads);  // the norm's group is the oldest, 2 ring_quads - 1 were closed behind it
+    wait_for_ring<1>(a.ring_quads);  // the norm's group is the oldest, ring_quads were closed behind it
     r = block_reciprocal_rms(held, a.x, a.columns, a.eps, reinterpret_cast<float*>(shared + at.lanes));
   }
   quantise_row<kDigits>(a, shared, at, r, part);
@@ -337,8 +334,7 @@ __global__ void __launch_bounds__(kGemvThreads, 1) gemv(const GemvArgs a) {
 
   const float* scales = reinterpret_cast<const float*>(shared + at.scales) + j;
   const float* sums = reinterpret_cast<const float*>(shared + at.sums) + j;
-  const unsigned char* slot = filler.ring;
-  int slot_number = 0;
+  int slot = 0;
   for (int task = first_task; task < a.tasks; task += filler.step) {
     // Thread j < kRows of a thread-group writes its row j (gated: thread 0); what they add is fetched early.
     const TaskRows<kRows> rows = rows_of_task<kRows>(a, task, lane / 8);
@@ -350,87 +346,59 @@ __global__ void __launch_bounds__(kGemvThreads, 1) gemv(const GemvArgs a) {
     const float residual = writes && a.residual ? a.residual[row] : 0.0f;
     float acc[kRows] = {};
     for (int quad = 0; quad < a.quads; quad++) {
+      wait_for_ring<0>(a.ring_quads);
+      if constexpr (type_k_quant(kType)) sync_warp();  // super: here it is all there
+      const unsigned char* const here = shared + ring + slot * Quad::kBytes;
+      if (++slot == a.ring_quads) slot = 0;
       uint32_t scale_words[kRows][Quad::kScaleBytes / 4];
       uint4 super[kRows];
-      const auto load_x = [&](int b, XCodes<kDigits>& x) {
+#pragma unroll
+      for (int r = 0; r < kRows; r++) {
+        const unsigned char* p = here + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes;
+        if constexpr (Quad::kScaleBytes == 8) {
+          const uint2 v = *reinterpret_cast<const uint2*>(p);
+          scale_words[r][0] = v.x, scale_words[r][1] = v.y;
+        } else {
+          const uint4 v = *reinterpret_cast<const uint4*>(p);
+          scale_words[r][0] = v.x, scale_words[r][1] = v.y, scale_words[r][2] = v.z, scale_words[r][3] = v.w;
+        }
+        super[r] = make_uint4(0, 0, 0, 0);
+        if constexpr (type_k_quant(kType)) {
+          super[r] = *reinterpret_cast<const uint4*>(here + Quad::kSuper + (lane / 8 * kRows + r) * 16);
+        }
+      }
+#pragma unroll
+      for (int block = 0; block < kQuadBlocks; block++) {
+        const int b = quad * kQuadBlocks + block;
+        uint4 x[kDigits][2];
 #pragma unroll
         for (int d = 0; d < kDigits; d++) {
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            x.words[d][h] = *reinterpret_cast<const uint4*>(shared + at.codes + ((b * kDigits + d) * 2 + h) * 128 + j * 16);
+            x[d][h] = *reinterpret_cast<const uint4*>(shared + at.codes + ((b * kDigits + d) * 2 + h) * 128 + j * 16);
           }
         }
-        x.scale = scales[b * kBlockGroups];
-        x.sum = type_has_minimum(kType) ? sums[b * kBlockGroups] : 0.0f;
-      };
-      const auto load_weights = [&](int place, GroupCodes<kType>& w) {
+        const float x_scale = scales[b * kBlockGroups], x_sum = type_has_minimum(kType) ? sums[b * kBlockGroups] : 0.0f;
 #pragma unroll
-        for (int part = 0; part < Quad::kParts; part++) {
-          w.codes[part] = *reinterpret_cast<const uint4*>(slot + (place * Quad::kParts + part) * 512 + lane * 16);
-        }
-        w.upper = make_uint2(0, 0);
-        if constexpr (Quad::kHighBytes == 4) {
-          w.upper.x = *reinterpret_cast<const uint32_t*>(slot + Quad::kHigh + (place * 32 + lane) * 4);
-        } else if constexpr (Quad::kHighBytes == 8) {
-          w.upper = *reinterpret_cast<const uint2*>(slot + Quad::kHigh + (place * 32 + lane) * 8);
-        }
-      };
+        for (int r = 0; r < kRows; r++) {
+          const int place = r * kQuadBlocks + block;
+          uint4 codes[Quad::kParts];
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        // With one row per thread few warps are at work, so what comes first is loaded before copies are waited for and queued.
-        constexpr bool kEarly = kRows == 1;
-        XCodes<kDigits> first_x;
-        GroupCodes<kType> first_weights;
-        if constexpr (kEarly) load_x(quad * kQuadBlocks + 2 * half, first_x);
-        wait_for_ring<0>(a.ring_quads);
-        if constexpr (type_k_quant(kType)) sync_warp();  // super: here it is all there, and nobody reads the quad before any more
-        if constexpr (kEarly) load_weights(half * kRows * 2, first_weights);
-        if (half == 0) {
-          // The copies queued next may take the place of this quad's scales: they are read before.
-#pragma unroll
-          for (int r = 0; r < kRows; r++) {
-            const unsigned char* p = slot + Quad::kScales + (r * 32 + lane) * Quad::kScaleBytes;
-            if constexpr (Quad::kScaleBytes == 8) {
-              const uint2 v = *reinterpret_cast<const uint2*>(p);
-              scale_words[r][0] = v.x, scale_words[r][1] = v.y;
-            } else {
-              const uint4 v = *reinterpret_cast<const uint4*>(p);
-              scale_words[r][0] = v.x, scale_words[r][1] = v.y, scale_words[r][2] = v.z, scale_words[r][3] = v.w;
-            }
-            super[r] = make_uint4(0, 0, 0, 0);
-            if constexpr (type_k_quant(kType)) {
-              super[r] = *reinterpret_cast<const uint4*>(slot + Quad::kSuper + (lane / 8 * kRows + r) * 16);
-            }
+          for (int part_of_group = 0; part_of_group < Quad::kParts; part_of_group++) {
+            codes[part_of_group] = *reinterpret_cast<const uint4*>(here + (place * Quad::kParts + part_of_group) * 512 + lane * 16);
           }
-          filler.template fill<1>(a);
-        } else {
-          filler.template fill<0>(a);
-        }
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-          const int in_quad = 2 * half + u;
-          XCodes<kDigits> x;
-          if (kEarly && u == 0) {
-            x = first_x;
-          } else {
-            load_x(quad * kQuadBlocks + in_quad, x);
+          uint2 upper = make_uint2(0, 0);
+          if constexpr (Quad::kHighBytes == 4) {
+            upper.x = *reinterpret_cast<const uint32_t*>(here + Quad::kHigh + (place * 32 + lane) * 4);
+          } else if constexpr (Quad::kHighBytes == 8) {
+            upper = *reinterpret_cast<const uint2*>(here + Quad::kHigh + (place * 32 + lane) * 8);
           }
-#pragma unroll
-          for (int r = 0; r < kRows; r++) {
-            GroupCodes<kType> w;
-            if (kEarly && u == 0) {
-              w = first_weights;
-            } else {
-              load_weights((half * kRows + r) * 2 + u, w);
-            }
-            const uint32_t scale = Quad::kScaleBytes == 16 ? scale_words[r][in_quad] : scale_words[r][in_quad / 2] >> (in_quad % 2 * 16);
-            acc[r] = add_group<kType, kDigits>(acc[r], w.codes, w.upper, widened_scales<kType>(scale, word_of(super[r], in_quad)), x.words,
-                                               x.scale, x.sum);
-          }
+          const uint32_t scale = Quad::kScaleBytes == 16 ? scale_words[r][block] : scale_words[r][block / 2] >> (block % 2 * 16);
+          acc[r] = add_group<kType, kDigits>(acc[r], codes, upper, widened_scales<kType>(scale, word_of(super[r], block)), x, x_scale, x_sum);
         }
       }
-      slot += Quad::kBytes;
-      if (++slot_number == a.ring_quads) slot_number = 0, slot = filler.ring;
+      if constexpr (type_k_quant(kType)) sync_warp();  // nobody reads super any more
+      filler.fill(a, shared);
     }
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
