@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_short_kernel(AssayHeads
     for (const bool of_values : {false, true}) {
       const unsigned char* source = (of_values ? a.v : a.k) + from;
       unsigned char* to = shared + (of_values ? l.values : l.keys);
+#pragma unroll 4
       for (int i = tid; i < now * pieces; i += kThreads) copy_async<16>(to + i / pieces * l.row + i % pieces * 16, source + (int64_t)i * 16);
       copy_commit();
     }
@@ -91,18 +92,21 @@ __global__ void __launch_bounds__(kThreads, 2) attention_short_kernel(AssayHeads
   if (warp < 3) {
     const int which = warp == 0 ? head : kv_head;
     const float* x = (warp == 0 ? h.q : warp == 1 ? h.k : h.v) + (int64_t)which * dims;
+    float* const values = q + warp * dims;
+    make_head(h, place, x, norm, weights, warp == 2 ? 0 : h.rotary, values, [&](int64_t d, float value) { values[d] = value; });
+    sync_warp();
     const bool stores = head % group == 0;
     unsigned char* const mine = shared + (warp == 1 ? l.keys : l.values) + now * l.row;
     const int64_t at = cache_offset(h.cache, place, kv_head), in_row = (warp == 2 ? (int64_t)a.kv_heads * dims : 0) + (int64_t)kv_head * dims;
-    make_head(h, place, x, norm, weights, warp == 2 ? 0 : h.rotary, q + warp * dims, [&](int64_t d, float value) {
+#pragma unroll 1
+    for (int d = lane_of_warp(); d < dims; d += 32) {
       if (warp == 0) {
-        h.q_out[(int64_t)head * dims + d] = value;
-        q[d] = value;
-      } else {
-        store_cached(kType, mine, d, value);
-        if (stores && store_cached(kType, warp == 1 ? h.cache.k : h.cache.v, at + d, value)) atomic_min(h.overflow, in_row + d);
+        h.q_out[(int64_t)head * dims + d] = values[d];
+        continue;
       }
-    });
+      store_cached(kType, mine, d, values[d]);
+      if (stores && store_cached(kType, warp == 1 ? h.cache.k : h.cache.v, at + d, values[d])) atomic_min(h.overflow, in_row + d);
+    }
   }
   copy_wait<1>();
   sync_block();

@@ -13,12 +13,24 @@ constexpr int kAll = ASSAY_PRIMITIVE_WORDS, kBlock = 1024, kOfThread = 16;
 using Words = PrimitiveWords;
 
 /// Word `i` of thread `t` (of the block) of the block of `at`.
-uint32_t word(const Words& in, int at, int t, int i) { return in[size_t(at / kBlock * kBlock + t * kOfThread + i)]; }
-int thread_of(int at) { return at % kBlock / kOfThread; }
-int byte_of(uint32_t w, int i) { return int8_t(w >> 8 * i); }
-uint64_t pair_of(const Words& in, int at, int t, int i) { return uint64_t(word(in, at, t, i)) << 32 | word(in, at, t, i + 1); }
-uint32_t part(uint64_t v, int i) { return i % 2 ? uint32_t(v) : uint32_t(v >> 32); }
-uint32_t bits_or_nan(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
+uint32_t word(const Words& in, int at, int t, int i) {
+  return in[size_t(at / kBlock * kBlock + t * kOfThread + i)];
+}
+int thread_of(int at) {
+  return at % kBlock / kOfThread;
+}
+int byte_of(uint32_t w, int i) {
+  return int8_t(w >> 8 * i);
+}
+uint64_t pair_of(const Words& in, int at, int t, int i) {
+  return uint64_t(word(in, at, t, i)) << 32 | word(in, at, t, i + 1);
+}
+uint32_t part(uint64_t v, int i) {
+  return i % 2 ? uint32_t(v) : uint32_t(v >> 32);
+}
+uint32_t bits_or_nan(float x) {
+  return bits_of(is_nan(x) ? canonical_nan() : x);
+}
 
 using OfWord = uint32_t (*)(const Words& in, int at);
 template <OfWord kWord>
@@ -28,9 +40,15 @@ Words each(const Words& in) {
   return out;
 }
 
-uint32_t lane_of_warp(const Words&, int at) { return uint32_t(thread_of(at) % 32 + 32 * (at % 16)); }
-uint32_t sync_block(const Words& in, int at) { return word(in, at, 63 - thread_of(at), at % 16); }
-uint32_t sync_warp(const Words& in, int at) { return word(in, at, thread_of(at) ^ 31, at % 16); }
+uint32_t lane_of_warp(const Words&, int at) {
+  return uint32_t(thread_of(at) % 32 + 32 * (at % 16));
+}
+uint32_t sync_block(const Words& in, int at) {
+  return word(in, at, 63 - thread_of(at), at % 16);
+}
+uint32_t sync_warp(const Words& in, int at) {
+  return word(in, at, thread_of(at) ^ 31, at % 16);
+}
 uint32_t shuffle_xor(const Words& in, int at) {
   const int t = thread_of(at), i = at % 16;
   if (i < 5) return word(in, at, t ^ 1 << i, i);
@@ -45,7 +63,8 @@ uint32_t shuffle(const Words& in, int at) {
 uint32_t dp4a_s8(const Words& in, int at) {
   const int t = thread_of(at), i = at % 16;
   uint32_t sum = word(in, at, t, (i + 9) % 16);
-  for (int b = 0; b < 4; b++) sum += uint32_t(byte_of(word(in, at, t, i), b) * byte_of(word(in, at, t, (i + 5) % 16), b));
+  for (int b = 0; b < 4; b++)
+    sum += uint32_t(byte_of(word(in, at, t, i), b) * byte_of(word(in, at, t, (i + 5) % 16), b));
   return sum;
 }
 /// One element of a warp's product by its definition. A[r][k] and B[k][c] as prim.cuh says who holds them.
@@ -68,19 +87,30 @@ uint32_t mma_s8_k16(const Words& in, int at) {
 uint32_t mma_s8_k32(const Words& in, int at) {
   return at % 8 >= 4 ? 0u : product(in, at, 32, at % 16 / 8 * 8, at % 16 < 8 ? 0x4b400000u : 8u);
 }
-uint32_t copy_async(const Words& in, int at) { return word(in, at, thread_of(at) ^ 32, at % 16); }
+uint32_t copy_async(const Words& in, int at) {
+  return word(in, at, thread_of(at) ^ 32, at % 16);
+}
 uint32_t copy_async_or_zero(const Words& in, int at) {
   const int i = at % 16, chosen_by = i < 4 ? 0 : i < 8 ? 1 : i < 10 ? 2 : i < 12 ? 3 : i;
   return word(in, at, thread_of(at), chosen_by) % 2 ? in[size_t(at)] : 0u;
 }
-uint32_t load_once(const Words& in, int at) { return in[size_t(at)]; }
-uint32_t widen_f16(const Words&, int at) { return bits_or_nan(f32_of_f16(uint16_t(at))); }
-uint32_t widen_bf16(const Words&, int at) { return bits_or_nan(f32_of_bf16(uint16_t(at))); }
-uint32_t magic(const Words& in, int at) { return bits_of(float(int32_t(in[size_t(at)]) >> 10)); }
+uint32_t load_once(const Words& in, int at) {
+  return in[size_t(at)];
+}
+uint32_t widen_f16(const Words&, int at) {
+  return bits_or_nan(f32_of_f16(uint16_t(at)));
+}
+uint32_t widen_bf16(const Words&, int at) {
+  return bits_or_nan(f32_of_bf16(uint16_t(at)));
+}
+uint32_t magic(const Words& in, int at) {
+  return bits_of(float(int32_t(in[size_t(at)]) >> 10));
+}
 /// From the block that is three ranks before, its rank added to word 5.
 template <int kCluster>
 uint32_t clusters(const Words& in, int at) {
-  const int block = at / kBlock, from = (block + kCluster - 3) % kCluster, other = (block / kCluster * kCluster + from) * kBlock + at % kBlock;
+  const int block = at / kBlock, from = (block + kCluster - 3) % kCluster,
+            other = (block / kCluster * kCluster + from) * kBlock + at % kBlock;
   return at % 16 == 5 ? in[size_t(other - 5)] + uint32_t(from) : in[size_t(other)];
 }
 
@@ -111,7 +141,8 @@ Words numerics(const Words& in) {
   Words out(kAll);
   for (int at = 0; at < kAll; at += kOfThread) {
     const uint32_t* w = &in[size_t(at)];
-    const float a = float_of(w[0]), b = float_of(w[1]), c = float_of(w[2]), usual = mul_f32(float(int32_t(w[3])), 0x1p-25f);
+    const float a = float_of(w[0]), b = float_of(w[1]), c = float_of(w[2]),
+                usual = mul_f32(float(int32_t(w[3])), 0x1p-25f);
     const uint32_t all[kOfThread] = {bits_or_nan(fma_f32(a, b, c)),
                                      bits_or_nan(add_f32(a, b)),
                                      bits_or_nan(mul_f32(a, b)),
@@ -157,6 +188,8 @@ constexpr ExpectedPrimitive kExpected[] = {
 
 }  // namespace
 
-std::span<const ExpectedPrimitive> expected_primitives() { return kExpected; }
+std::span<const ExpectedPrimitive> expected_primitives() {
+  return kExpected;
+}
 
 }  // namespace assay

@@ -1,5 +1,5 @@
-// What every check of prim_check.h has to give, written down plainly from the PTX manual and numerics.h: it shares nothing with
-// the emulation, nor with a device, both of which are held against it.
+// What every check of prim_check.h has to give, written down plainly from the PTX manual and numerics.h: it shares
+// nothing with the emulation, nor with a device, both of which are held against it.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -2,4 +2,6 @@
 #include "cuda/prim_check.h"
 #include "cuda/sources.h"
 
-extern "C" __attribute__((visibility("default"))) const char* assay_primitive_sources() { return ASSAY_CUDA_SOURCES; }
+extern "C" __attribute__((visibility("default"))) const char* assay_primitive_sources() {
+  return ASSAY_CUDA_SOURCES;
+}
