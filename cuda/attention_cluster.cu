@@ -146,15 +146,8 @@ __global__ void __launch_bounds__(kThreads, kHeads < 8 ? 2 : 1) attention_cluste
           copy_commit();
         }
       }
-      float next[kHeads];  // scores of position tid of the next tile
-      const auto load_scores = [&](int tile) {
-        const int index = tile * kThreads + tid;
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) {
-          next[h] = index < unit.count && h < unit.heads ? scores[h * head_stride + index] : 0.0f;
-        }
-      };
-      load_scores(0);
+      TilesOfP<kHeads> tiles_of_p{scores, head_stride, unit.heads, unit.count, {}};
+      tiles_of_p.load(0);
       float acc[kHeads][kElements], sum[kHeads];
 #pragma unroll
       for (int h = 0; h < kHeads; h++) {
@@ -164,13 +157,7 @@ __global__ void __launch_bounds__(kThreads, kHeads < 8 ? 2 : 1) attention_cluste
       }
       for (int tile = 0; tile < tiles; tile++) {
         float* const tile_p = p + (tile & 1) * kThreads * kHeads;
-        const bool real = tile * kThreads + tid < unit.count;
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) next[h] = sub_f32(next[h], max_of[h]);
-        exp_of_differences(next);
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) tile_p[tid * kHeads + h] = real ? next[h] : 0.0f;
-        if (tile + 1 < tiles) load_scores(tile + 1);
+        tiles_of_p.put(tile, tiles, max_of, tile_p);
         sync_block();
         const int end = (tile + 1) * tile_places < places ? (tile + 1) * tile_places : places;
         const float* from = tile_p + my_lane * kHeads;

@@ -117,17 +117,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
         waited = true;
       }
 
-      float next[kHeads];  // scores of position tid of the next tile
-      const auto load_scores = [&](int tile) {
-        const int index = tile * kThreads + tid;
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) {
-          next[h] = index < unit.count && h < unit.heads
-                        ? job.scores[(part + (int64_t)h * classes) * job.per_class + index]
-                        : 0.0f;
-        }
-      };
-      load_scores(0);
+      TilesOfP<kHeads> tiles_of_p{job.scores + part * job.per_class, classes * job.per_class, unit.heads, unit.count, {}};
+      tiles_of_p.load(0);
       if (column == 0) {  // maximum over the classes; a warp per head
         for (int h = tid / 32; h < kHeads; h += kThreads / 32) {
           int32_t most = ordered_of(float_of(0xff800000u));
@@ -154,13 +145,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kHeads < 8 ? 2 : 1) attention_
       }
       for (int tile = 0; tile < tiles; tile++) {
         float* const tile_p = p + (tile & 1) * kThreads * kHeads;
-        const bool real = tile * kThreads + tid < unit.count;
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) next[h] = sub_f32(next[h], max_of[h]);
-        exp_of_differences(next);
-#pragma unroll
-        for (int h = 0; h < kHeads; h++) tile_p[tid * kHeads + h] = real ? next[h] : 0.0f;
-        if (tile + 1 < tiles) load_scores(tile + 1);
+        tiles_of_p.put(tile, tiles, max_of, tile_p);
         sync_block();
         const int end = (tile + 1) * groups_of_tile < groups ? (tile + 1) * groups_of_tile : groups;
         for (int g = tile * groups_of_tile; g < end; g++) {

@@ -271,6 +271,31 @@ __device__ __forceinline__ int32_t greatest(const int32_t* values, int stride, i
   return most;
 }
 
+/// Scores of a class to p, a tile of kDecodeThreads positions at a time, a thread each; those of the next tile are on their way.
+template <int kHeads>
+struct TilesOfP {
+  const float* scores;  // of head h: h * stride behind
+  int64_t stride;
+  int heads, count;
+  float next[kHeads];
+
+  __device__ __forceinline__ void load(int tile) {
+    const int index = tile * kDecodeThreads + (int)threadIdx.x;
+#pragma unroll
+    for (int h = 0; h < kHeads; h++) next[h] = index < count && h < heads ? scores[h * stride + index] : 0.0f;
+  }
+  /// To p[position of the tile][head]. load(tile) was the last load.
+  __device__ __forceinline__ void put(int tile, int tiles, const float* max_of, float* p) {
+    const bool real = tile * kDecodeThreads + (int)threadIdx.x < count;
+#pragma unroll
+    for (int h = 0; h < kHeads; h++) next[h] = sub_f32(next[h], max_of[h]);
+    exp_of_differences(next);
+#pragma unroll
+    for (int h = 0; h < kHeads; h++) p[(int)threadIdx.x * kHeads + h] = real ? next[h] : 0.0f;
+    if (tile + 1 < tiles) load(tile + 1);
+  }
+};
+
 /// Adds one position of a lane: p of all heads times a piece of its value row.
 template <int kType, int kHeads>
 __device__ __forceinline__ void add_value(const uint4& piece, const float* p, float (&acc)[kHeads][kPiece<kType>],
