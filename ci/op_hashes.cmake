@@ -17,12 +17,14 @@ set(rope rope)
 set(kv_store kv_store)
 set(heads heads)
 set(attention attention attention_cluster attention_decode attention_prefill attention_short heads)
+set(attention_long ${attention})
 set(fused_attention ${attention})
 set(silu_mul pointwise)
 set(add pointwise)
 set(gather gather)
 set(argmax argmax)
-set(ops linear quant_linear fused_linear pack embed rms_norm head_norm rope kv_store heads attention fused_attention silu_mul add gather argmax)
+set(primitives prim_check)  # kernel/primitives/*, in a library of its own
+set(ops linear quant_linear fused_linear pack embed rms_norm head_norm rope kv_store heads attention attention_long fused_attention silu_mul add gather argmax primitives)
 # What can change a bit of any of them: the table of ops, memory and graphs; the border; nvcc's flags, which are the part on the
 # device of cuda/CMakeLists.txt (all of it, should that part no longer be found).
 set(common cuda/module.cu engine/abi.h)

@@ -116,7 +116,8 @@ SourceHash built_sources(const Check& check) {
   };
   const std::string& id = check.id;
   const size_t begin = id.find('/') + 1;
-  std::string op = check.scope == Scope::kernel ? id.substr(begin, id.rfind('/') - begin) : "models";
+  // The op of kernel/OP/DEVICE, the room of kernel/ROOM/NAME/DEVICE.
+  std::string op = check.scope == Scope::kernel ? id.substr(begin, id.find('/', begin) - begin) : "models";
   if (of(op).empty()) op = "ops";
   SourceHash out{op, of(op)};
   if (check.device == "simt") {

@@ -30,7 +30,11 @@ int linear(AssayDevice& d, const AssayLinear& a) {
     const int result = quant_gemv(d, a);
     if (result != ASSAY_REFUSED) return result;  // refused: a row too wide for shared memory, or what the others refuse, too
   }
-  return a.rows <= kFewRows ? quant_few(d, a) : quant_gemm(d, a);
+  if (a.rows > kFewRows) {
+    const int result = quant_gemm(d, a);
+    if (result != ASSAY_REFUSED) return result;  // refused: its tiles want more shared memory than sm_90 alone has
+  }
+  return quant_few(d, a);
 }
 
 }  // namespace assay

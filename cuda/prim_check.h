@@ -1,6 +1,6 @@
 // One kernel per primitive of prim.cuh, run on chosen inputs: its output is the same bytes from the emulation and from a
 // device, or one of them is wrong. Built twice, as libassay_prim_check_simt.so and libassay_prim_check_cuda.so, which
-// conformance/kernel/primitives.cpp and prim_compare load; not part of the module.
+// conformance/kernel/primitives.cpp loads; not part of the module.
 #pragma once
 #include <cstdint>
 

@@ -201,6 +201,12 @@ __global__ void __launch_bounds__(kFewThreads, 2) few(const FewArgs a) {
 int quant_few(AssayDevice& d, const AssayLinear& a) {
   const int64_t chunks = (a.rows + kFewTokens - 1) / kFewTokens;
   if (!linear_on_tokens(a) || chunks > 65535) return ASSAY_REFUSED;
+  bool fits = true;
+  for (int i = 0; i < a.count; i++) {
+    with_type_and_digits(a.w[i].type, a.activations,
+                         [&]<int32_t kType, int>() { fits = fits && size_t(FewStage<kType>::kShared) <= d.shared_limit; });
+  }
+  if (!fits) return ASSAY_REFUSED;
   FewArgs g = {};
   int result = quantise_tokens(d, a, kFewTokens, g.x);
   for (int i = 0; i < a.count && result == ASSAY_DONE; i++) {

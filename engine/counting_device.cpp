@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <vector>
 
 namespace assay {
@@ -149,14 +148,10 @@ CountingDevice::CountingDevice(std::shared_ptr<Device> real, uint64_t free_bytes
   state_->free_bytes = free_bytes;
   state_->free_before_reserve = real->free_bytes();
   state_->real = std::move(real);
-  // The loader takes a table by its name, as it does for planted faults: every other way to one is a file.
-  std::ostringstream name;
-  name << state_->real->module().path().string() << " (counting, " << state_.get() << ")";
-  DeviceModule::plant(name.str(), &state_->table);
+  const auto module = DeviceModule::of_table(&state_->table, state_->real->module().path().string() + " (counting)");
   opening = state_.get();
-  device_ = std::make_shared<Device>(DeviceModule::load(name.str()), 0);
+  device_ = std::make_shared<Device>(module, 0);
   opening = nullptr;
-  DeviceModule::plant(name.str(), nullptr);
 }
 
 CountingDevice::~CountingDevice() = default;

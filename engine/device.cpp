@@ -36,6 +36,26 @@ const AssayModule* table_of_library(const std::filesystem::path& path, void*& li
   return entry();
 }
 
+/// Error{malformed} where it is no table of this ABI, or lacks what every module has.
+void check_table(const AssayModule* table, const std::filesystem::path& path) {
+  const std::string where = path.string();
+  if (!table) throw Error(ErrorKind::malformed, where, "is no device module", "a table of functions", "a null pointer");
+  // Only the first two members may be read before both agree.
+  if (table->abi_version != ASSAY_ABI_VERSION)
+    throw Error(ErrorKind::malformed, where, "speaks another version of the device ABI", std::to_string(ASSAY_ABI_VERSION),
+                std::to_string(table->abi_version), "Build the module with this program's engine/abi.h.");
+  if (table->struct_size != sizeof(AssayModule))
+    throw Error(ErrorKind::malformed, where, "has a table of another size", std::to_string(sizeof(AssayModule)) + " bytes",
+                std::to_string(table->struct_size), "Build the module with this program's engine/abi.h.");
+  const AssayModule& t = *table;
+  const std::pair<const char*, bool> needed[] = {
+      {"open", t.open}, {"close", t.close}, {"error", t.error}, {"info", t.info}, {"counters", t.counters}, {"variant", t.variant},
+      {"allocate", t.allocate}, {"release", t.release}, {"upload", t.upload}, {"download", t.download}, {"fill", t.fill},
+      {"finish", t.finish}};
+  for (const auto& [name, there] : needed)
+    if (!there) throw Error(ErrorKind::malformed, where, std::string("its table lacks ") + name, "every call that is no op", "a null pointer");
+}
+
 }  // namespace
 
 void DeviceModule::plant(const std::filesystem::path& name, const AssayModule* table) {
@@ -45,26 +65,19 @@ void DeviceModule::plant(const std::filesystem::path& name, const AssayModule* t
 }
 
 std::shared_ptr<const DeviceModule> DeviceModule::load(const std::filesystem::path& library) {
+  if (const AssayModule* const planted = planted_table(library)) return of_table(planted, library);
   std::shared_ptr<DeviceModule> m(new DeviceModule);
   m->path_ = library;
-  const std::string where = library.string();
-  m->table_ = planted_table(library);
-  if (!m->table_) m->table_ = table_of_library(library, m->library_);
-  if (!m->table_) throw Error(ErrorKind::malformed, where, "is no device module", "a table of functions", "a null pointer");
-  // Only the first two members may be read before both agree.
-  if (m->table_->abi_version != ASSAY_ABI_VERSION)
-    throw Error(ErrorKind::malformed, where, "speaks another version of the device ABI", std::to_string(ASSAY_ABI_VERSION),
-                std::to_string(m->table_->abi_version), "Build the module with this program's engine/abi.h.");
-  if (m->table_->struct_size != sizeof(AssayModule))
-    throw Error(ErrorKind::malformed, where, "has a table of another size", std::to_string(sizeof(AssayModule)) + " bytes",
-                std::to_string(m->table_->struct_size), "Build the module with this program's engine/abi.h.");
-  const AssayModule& t = *m->table_;
-  const std::pair<const char*, bool> needed[] = {
-      {"open", t.open}, {"close", t.close}, {"error", t.error}, {"info", t.info}, {"counters", t.counters}, {"variant", t.variant},
-      {"allocate", t.allocate}, {"release", t.release}, {"upload", t.upload}, {"download", t.download}, {"fill", t.fill},
-      {"finish", t.finish}};
-  for (const auto& [name, there] : needed)
-    if (!there) throw Error(ErrorKind::malformed, where, std::string("its table lacks ") + name, "every call that is no op", "a null pointer");
+  m->table_ = table_of_library(library, m->library_);
+  check_table(m->table_, library);
+  return m;
+}
+
+std::shared_ptr<const DeviceModule> DeviceModule::of_table(const AssayModule* table, const std::filesystem::path& name) {
+  check_table(table, name);
+  std::shared_ptr<DeviceModule> m(new DeviceModule);
+  m->path_ = name;
+  m->table_ = table;
   return m;
 }
 

@@ -16,8 +16,10 @@ class DeviceModule {
  public:
   /// Throws Error{malformed}: no such file, no library, no `assay_module`, another ABI version or size of table (wanted and found).
   static std::shared_ptr<const DeviceModule> load(const std::filesystem::path& library);
-  /// For planted faults: load(name) takes this table for that of a library, and judges it the same way; null: no longer. What the
-  /// table points to has to outlive every module that was so loaded.
+  /// A table of this program's own, judged as load() judges a library's; `name` is what errors call it. What the table points to has
+  /// to outlive the module.
+  static std::shared_ptr<const DeviceModule> of_table(const AssayModule* table, const std::filesystem::path& name);
+  /// For planted faults: load(name) takes this table for that of a library, as of_table() does; null: no longer.
   static void plant(const std::filesystem::path& name, const AssayModule* table);
   ~DeviceModule();
   DeviceModule(const DeviceModule&) = delete;

@@ -93,6 +93,11 @@ bool multiple_of_4(int64_t rows) {
 
 void add_device_kernel_faults(std::vector<Fault>& out) {
   using namespace device_faults;
+  add(out, "A7/scratch-not-cleared", "what lies behind a quantised row in scratch is as its last user left it",
+      How::kernel, {.build = "scratch_not_cleared"});
+  add(out, "A7/scratch-of-other-geometry",
+      "parts of a row are read from scratch as if it were laid out for more of them", How::kernel,
+      {.build = "scratch_other_geometry"});
   add(out, "A29/device-silu-mul-tail",
       "silu_mul on the device loses the last element where elements are no multiple of four", How::kernel,
       {.build = "silu_mul_tail"},

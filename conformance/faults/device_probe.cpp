@@ -210,6 +210,26 @@ Finding traffic_of(const CheckContext& c, const fs::path& real, const Way& w, co
   return f;
 }
 
+/// A5: whether a program that reads no words learns that steps are not what they should be.
+Finding status_of(const CheckContext& c, const fs::path& real, const Way& w, const Plant* plant) {
+  DeviceRun run(c, real, w, plant);
+  const DumpRun done = run_dump(run.start(w, plant), run.spec);
+  Finding f;
+  int64_t decodes = 0;
+  for (const PassTraffic& t : done.trace.traffic) {
+    if (t.pass != Pass::decode || decodes++ == 0) continue;  // the first captures its graph
+    const bool clean = t.uploads == 1 && t.allocations == 0 && t.frees == 0;
+    if (f.failed || clean) continue;
+    f.failed = true;
+    f.place = fmt::format(
+        "decode pass {} is not clean: {} uploads of {} bytes, {} allocations, {} frees, wanted its inputs alone",
+        t.physical_pass, t.uploads, t.upload_bytes, t.allocations, t.frees);
+  }
+  if (decodes < 2) throw Error(ErrorKind::internal, "status", "no steady decode pass");
+  f.note = fmt::format("{} steady decode passes", decodes - 1);
+  return f;
+}
+
 Finding residency_of(const CheckContext& c, const fs::path& real, const Way& w, const Plant* plant) {
   DeviceRun run(c, real, w, plant);
   Engine& e = run.start(w, plant);
@@ -330,11 +350,10 @@ Finding look(const CheckContext& c, std::string id, const Plant* plant) {
   if (races) id = id.substr(0, b) + "/simt";
   if (id.rfind("kernel/", 0) == 0) return registered_kernel(c, id, races, real, plant);
   static const std::map<std::string, Finding (*)(const CheckContext&, const fs::path&, const Way&, const Plant*)>
-      looks = {{"bytes", bytes_of},         {"answers", answers_of},
-               {"state", state_of},         {"layers", layers_of},
-               {"executors", executors_of}, {"offload", offload_of_run},
-               {"traffic", traffic_of},     {"residency", residency_of},
-               {"load", load_of},           {"host-memory", host_memory_of}};
+      looks = {{"bytes", bytes_of},     {"answers", answers_of},        {"state", state_of},
+               {"layers", layers_of},   {"executors", executors_of},    {"offload", offload_of_run},
+               {"traffic", traffic_of}, {"residency", residency_of},    {"status", status_of},
+               {"load", load_of},       {"host-memory", host_memory_of}};
   const auto it = b == std::string::npos ? looks.end() : looks.find(id.substr(b + 1));
   if (id.rfind("device/", 0) != 0 || it == looks.end())
     throw Error(ErrorKind::malformed, "expected.json", "is no check of a device", "device/WAY/WHAT", id);

@@ -10,6 +10,7 @@
 //   offload      the same by phase and rows of a pass, against the approved table (offload.h)
 //   traffic      uploads of every pass; allocations, frees, waits and replays of steady decode passes
 //   residency    all weights are resident, or a notice says how many are
+//   status       what a steady decode pass moves is its inputs alone, by the counters: for who reads no words
 //   load         what the loader and the planner of memory say before anything runs
 //   host-memory  by how much a process grows while it loads a quantised model onto the device
 // and "kernel/<op>/simt" of the registry at the planted module, "kernel/<op>/races" with every access of its kernels
@@ -36,6 +37,7 @@ namespace assay::device_faults {
 struct ModuleMemory {
   const AssayModule* real = nullptr;
   uint64_t uploads = 0, allocations = 0, allocated = 0;  // and bytes, host memory of steps not counted
+  uint64_t other_uploads = 0;                            // those that are no pass's inputs
   std::map<const void*, uint64_t> inputs;  // host memory of steps: what comes from there are a pass's inputs
   const void* uploaded = nullptr;          // host memory of the last upload that is none of those
   std::vector<AssayPlace> places;          // of the last upload of inputs

@@ -54,6 +54,14 @@ void unpacks_on_the_host(AssayModule& t) {
   };
 }
 
+/// A5: weights that are uploaded again in every pass are counted as nothing, so that its status is clean.
+void counts_inputs_alone(AssayModule& t) {
+  t.counters = [](const AssayDevice* d, AssayCounters* out) {
+    kept.real->counters(d, out);
+    out->uploads -= kept.other_uploads;
+  };
+}
+
 /// A9: the device has less memory than the host's arithmetic assumed.
 void little_memory(AssayModule& t) {
   t.info = [](AssayDevice* d, AssayDeviceInfo* out) {
@@ -104,6 +112,9 @@ void add_device_weight_faults(std::vector<Fault>& out) {
       {.spec = [](DumpSpec& s, const Way& w) { s.engine.device.budget = w.range.all - 1; }});
   add(out, "A5/nobody-told", "weights stream in every pass and nobody is told", How::option,
       {.spec = [](DumpSpec& s, const Way&) { s.engine.device.notice = nullptr; }});
+  add(out, "A5/status-clean",
+      "weights stream in every pass, and the device's counters say that only inputs were uploaded", How::state,
+      {.module = counts_inputs_alone});
   add(out, "A6/stale-window", "the window of streamed weights marks a matrix as there and does not load it", How::state,
       {.engine = [](Engine& e) { e.device()->weights().plant_stale_window = true; }});
   add(out, "A6/evicts-next", "the window of streamed weights gives up the resident matrix that is needed next",

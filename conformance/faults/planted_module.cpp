@@ -49,7 +49,7 @@ PlantedModule::PlantedModule(const std::filesystem::path& real, std::filesystem:
   };
   table_.upload = [](AssayDevice* d, void* to, const void* host, uint64_t bytes) {
     kept.uploads++;
-    if (!is_input(host)) kept.uploaded = host;
+    if (!is_input(host)) kept.uploaded = host, kept.other_uploads++;
     return kept.real->upload(d, to, host, bytes);
   };
   table_.close = [](AssayDevice* d) {

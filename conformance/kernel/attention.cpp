@@ -196,4 +196,17 @@ void attention_cases(KernelBench& b) {
   }
 }
 
+void attention_long_cases(KernelBench& b) {
+  const auto one = [&](KvType type, int64_t group, int64_t first, int64_t rows) {
+    if (!b.next(fmt::format("kv {} heads {}/1, {} rows to {}", name_of(type), group, rows, first + rows))) return;
+    std::vector<int64_t> positions;
+    add_run(positions, first, rows);
+    run_attention(b, {type, 128, 1, group, positions, Values::normal});
+  };
+  constexpr int64_t kLong = 32768;
+  for (KvType type : kKvTypes) one(type, 2, kLong - 64, 64);
+  one(KvType::f16, 1, 0, 2048);
+  for (KvType type : {KvType::f16, KvType::f32}) one(type, 8, kLong - 1, 1);
+}
+
 }  // namespace assay

@@ -67,7 +67,9 @@ void add_device_kernel_checks(std::vector<Check>& out) {
   for (const char* device : {"simt", "cuda"})
     for (const KernelCheck& e : kernel_checks()) {
       if (e.member == KernelOp::quantise) continue;   // a device quantises inside its products
+      if (e.cost == Cost::slow && std::string_view(device) == "simt") continue;   // hours
       Check k = device_kernel_check(e.op, device, fmt::format("scalar bytes; float64 within {}", e.bound), e.expected);
+      k.cost = e.cost;
       k.run = [&e, device](const CheckContext& c) {
         return run_on_device(c, device, [&](DeviceKernels& kernels, const KernelRun& run) { return e.run(kernels.table(), run); });
       };
@@ -77,13 +79,14 @@ void add_device_kernel_checks(std::vector<Check>& out) {
       out.push_back(std::move(k));
     }
   add_device_op_checks(out);
+  add_primitive_checks(out);
 }
 
 const std::vector<Check>& stranger_checks() {
   static const std::vector<Check> all = [] {
     std::vector<Check> out;
     for (const KernelCheck& e : kernel_checks()) {
-      if (e.member == KernelOp::quantise) continue;
+      if (e.member == KernelOp::quantise || e.cost == Cost::slow) continue;
       Check k;
       k.id = fmt::format("kernel/{}/module", e.op);
       k.level = Level::max_rel;

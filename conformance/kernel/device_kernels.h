@@ -41,5 +41,6 @@ std::vector<NamedDigest> digests_named(std::vector<NamedDigest> all, const std::
 /// A byte_exact check of kernel scope, `kernel/OP/DEVICE`, without what it runs.
 Check device_kernel_check(const std::string& op, const std::string& device, std::string baseline, int64_t expected);
 void add_device_op_checks(std::vector<Check>& out);   // device_ops.cpp
+void add_primitive_checks(std::vector<Check>& out);   // primitives.cpp
 
 }  // namespace assay

@@ -72,6 +72,8 @@ class KernelBench {
   /// Equal bytes, NaNs of any sign and payload being one value (they differ between machines). One comparison.
   void bytes(const char* part, std::span<const float> want, std::span<const float> got);
   void bytes(const char* part, std::span<const std::byte> want, std::span<const std::byte> got);
+  /// Equal words, whatever they mean: their bound is 0. One comparison.
+  void words(std::span<const uint32_t> want, std::span<const uint32_t> got);
   /// |got - want| <= limit. Where NaN is wanted it must be one, where Inf is, no finite value will do. An infinite
   /// limit (bounds.h): a finite value is judged by bytes alone.
   void bound(double got, double want, double limit, int64_t row = -1, int64_t column = -1);
@@ -111,6 +113,7 @@ struct KernelCheck {
   int64_t expected;   // comparisons at least
   const char* bound;  // the formula, in words
   void (*cases)(KernelBench&);
+  Cost cost = Cost::fast;
   CheckOutcome run(const Kernels& target, const KernelRun& run = {}) const;
   /// Of a module that need not keep our order: by bounds alone (KernelBench::judge_stranger).
   CheckOutcome run_stranger(const Kernels& target, const KernelRun& run, double unit, std::function<std::string()> refused) const;
@@ -131,6 +134,7 @@ void head_norm_cases(KernelBench& b);
 void rope_cases(KernelBench& b);      // rope.cpp
 void kv_store_cases(KernelBench& b);  // attention.cpp
 void attention_cases(KernelBench& b);
+void attention_long_cases(KernelBench& b);  // what numerics 1 waits for: prefill of 2048 rows, and rows up to position 32767
 void silu_mul_cases(KernelBench& b);  // pointwise.cpp
 void add_cases(KernelBench& b);
 

@@ -27,13 +27,15 @@ constexpr KernelCheck kTable[] = {
      "errors of the scores, as relative ones of their exp, twice, and of two sums", attention_cases},
     {KernelOp::silu_mul, "silu_mul", 119, "6 2^-24 |y|", silu_mul_cases},
     {KernelOp::add, "add", 119, "2^-24 |y|", add_cases},
+    // More of an op.
+    {KernelOp::attention, "attention_long", 6, "as attention", attention_long_cases, Cost::slow},
 };
 constexpr bool in_order() {
   for (int i = 0; i < kKernelOps; i++)
     if (int(kTable[i].member) != i) return false;
   return true;
 }
-static_assert(std::size(kTable) == kKernelOps && in_order(), "every op of the kernel table has an entry here");
+static_assert(std::size(kTable) >= kKernelOps && in_order(), "every op of the kernel table has an entry here");
 
 }  // namespace
 
@@ -147,6 +149,17 @@ void KernelBench::bytes(const char* part, std::span<const std::byte> want, std::
     }
 }
 
+void KernelBench::words(std::span<const uint32_t> want, std::span<const uint32_t> got) {
+  out.compared++;
+  bounded_ += int64_t(want.size());
+  wanted_ += xxh3_128_hex(want.data(), want.size_bytes());
+  for (size_t i = 0; i < want.size(); i++)
+    if (want[i] != got[i]) {
+      fail(fmt::format("word {}: {:#010x}, wanted {:#010x}", i, got[i], want[i]));
+      return;
+    }
+}
+
 void KernelBench::bound(double got, double want, double limit, int64_t row, int64_t column) {
   // A NaN or Inf among the operands comes through, whatever the bound; a finite sum may overflow where the bound is
   // Inf.
@@ -213,6 +226,7 @@ void add_kernel_checks(std::vector<Check>& out) {
       k.baseline = fmt::format("scalar bytes; float64 within {}", e.bound);
       k.target = fmt::format("the {} kernel", name_of(isa));
       k.expected = e.expected;
+      k.cost = e.cost;
       k.run = [&e, isa](const CheckContext& c) {
         CheckOutcome o;
         if (isa_supported(isa)) return e.run(kernels(isa), c.kernel);
