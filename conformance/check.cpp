@@ -158,7 +158,7 @@ int combined_exit_code(const std::vector<CheckResult>& results) {
   return kPass;
 }
 
-std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose) {
+std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose, const std::string& options) {
   std::string out;
   size_t widest = 0;
   for (const auto& r : records) widest = std::max(widest, r["id"].get<std::string>().size());
@@ -201,7 +201,7 @@ std::string render_checks_text(const std::vector<nlohmann::ordered_json>& record
   out += fmt::format("\n{}: {} passed, {} failed, {} not run{}{}\n", failed ? "FAIL" : not_run ? "INCOMPLETE" : "PASS", passed, failed, not_run,
                      not_run ? " (not a pass)" : "",
                      from_evidence ? fmt::format("; {} answered by evidence of another machine, nothing ran here", from_evidence) : "");
-  if (!first_bad.empty()) out += fmt::format("next     assay check --filter {} --verbose\n", first_bad);
+  if (!first_bad.empty()) out += fmt::format("next     assay check --exact --filter {}{} --verbose\n", first_bad, options);
   return out;
 }
 

@@ -115,7 +115,7 @@ nlohmann::ordered_json to_json(const Check& check);
 nlohmann::ordered_json to_json(const CheckResult& result);
 
 /// Rendered from records alone.
-std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose);
+std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose, const std::string& options = {});
 std::string render_junit(const std::vector<nlohmann::ordered_json>& records);
 /// Exit code of a run of several checks: precedence 2, 3, 1, 77, 0; nothing selected: 2.
 int combined_exit_code(const std::vector<CheckResult>& results);

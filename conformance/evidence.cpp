@@ -313,6 +313,11 @@ void merge(Evidence& to, const Evidence& from) {
                    [](const EvidenceEntry& a, const EvidenceEntry& b) { return a.check < b.check; });
 }
 
+const Evidence* EvidenceFolder::failures_of(const Evidence& e) const {
+  const auto f = std::find_if(failed.begin(), failed.end(), [&](const Evidence& bad) { return bad.device.name == e.device.name; });
+  return f == failed.end() ? nullptr : &*f;
+}
+
 EvidenceFolder read_evidence_folder(const std::filesystem::path& folder, bool emulated) {
   EvidenceFolder out;
   std::vector<std::filesystem::path> files;
@@ -320,13 +325,18 @@ EvidenceFolder read_evidence_folder(const std::filesystem::path& folder, bool em
   for (const auto& f : std::filesystem::directory_iterator(folder, failed))
     if (f.path().extension() == ".json" && f.path().filename().string()[0] != '.') files.push_back(f.path());
   std::sort(files.begin(), files.end());
+  std::vector<std::filesystem::path> doubtful;  // beside failures that can't be read
   for (const auto& f : files) try {
       Evidence e = read_evidence(f);
       if (e.device.emulated != emulated) continue;
       (holds_failures(f) ? out.failed : out.devices).push_back(std::move(e));
     } catch (const Error& e) {
       out.problems.push_back(e.what());
+      if (holds_failures(f)) doubtful.push_back(f);
     }
+  std::erase_if(out.devices, [&](const Evidence& e) {
+    return std::any_of(doubtful.begin(), doubtful.end(), [&](const auto& f) { return failed_file(e.file) == f; });
+  });
   return out;
 }
 

@@ -81,19 +81,22 @@ EvidenceEntry entry_of(const CheckResult& result);
 /// where they agree in all words and whole numbers. The rest of the head becomes that of `from`.
 void merge(Evidence& to, const Evidence& from);
 
-/// Every .json of a folder. A file that can't be read costs its own answers alone.
+/// Every .json of a folder. A file that can't be read costs its own answers alone; one of failures, X.failed.json, those of X.json,
+/// too: who knows what failed there.
 struct EvidenceFolder {
   std::vector<Evidence> devices, failed;  // of real devices, or emulated ones, as asked; by name
   std::vector<std::string> problems;      // files that are malformed, in words
+  /// Failures recorded on the device that `e` is of, whatever the driver; null: none.
+  const Evidence* failures_of(const Evidence& e) const;
 };
 EvidenceFolder read_evidence_folder(const std::filesystem::path& folder, bool emulated = false);
 
 /// What a machine's evidence says of a check here and now.
 enum class Standing : uint8_t {
   fresh,    // passed, on these very sources
-  stale,    // passed, on other sources, or on other cases or fewer comparisons than the check has now
+  stale,    // passed, on other sources, or on other cases, with another seed, or fewer comparisons than the check has now
   missing,  // nothing
-  failed    // failed on these very sources, and has not passed there since
+  failed    // failed on these very sources, and has not been struck off by passing there since
 };
 std::string_view name_of(Standing s);
 struct Answer {
@@ -112,7 +115,7 @@ Answer answer(const Check& check, const EvidenceFolder& folder);
 std::string state_of(const std::vector<Answer>& answers);
 
 /// A check that could not run here gets its verdict from evidence where that is fresh or failed; else its reason says
-/// so.
+/// so. Evidence is of the check as recorded: all cases of KernelRun{}.seed.
 void answer_from_evidence(CheckResult& result, const EvidenceFolder& folder);
 
 /// Digests that evidence holds, computed again on this CPU.

@@ -44,8 +44,8 @@ Answer answer(const Check& check, const Evidence* evidence, const Evidence* fail
   const SourceHash built = built_sources(check);
   const EvidenceEntry* bad = failed ? failed->find(check.id) : nullptr;
   const EvidenceEntry* good = evidence ? evidence->find(check.id) : nullptr;
-  if (bad && bad->verdict != "pass" && bad->sources.hash == built.hash &&
-      (!good || good->sources.hash != built.hash || bad->recorded >= good->recorded))
+  // No dates: clocks differ. A check that passes later is struck off (evidence_record.cpp).
+  if (bad && bad->verdict != "pass" && bad->sources.hash == built.hash)
     return {&check, Standing::failed, failed, bad, bad->failures.empty() ? "failed there" : bad->failures.front()};
   if (!good) return {&check, Standing::missing, nullptr, nullptr, "no evidence holds it"};
   if (good->sources.hash != built.hash)
@@ -55,25 +55,16 @@ Answer answer(const Check& check, const Evidence* evidence, const Evidence* fail
   if (good->compared < check.expected)
     return {&check, Standing::stale, evidence, good,
             fmt::format("compares at least {} now, compared {}", check.expected, good->compared)};
+  if (check.scope == Scope::kernel && evidence->seed != KernelRun{}.seed)
+    return {&check, Standing::stale, evidence, good, fmt::format("its cases were drawn with seed {}, now {}", evidence->seed, KernelRun{}.seed)};
   if (check.cpu_digests && good->digests.empty()) return {&check, Standing::stale, evidence, good, "holds no digest"};
   if (!same_cases(check, *good)) return {&check, Standing::stale, evidence, good, "the check has other cases now"};
   return {&check, Standing::fresh, evidence, good, ""};
 }
 
-namespace {
-
-/// Failures of the device that `e` is of; null: none were recorded.
-const Evidence* failures_of(const EvidenceFolder& folder, const Evidence& e) {
-  for (const Evidence& f : folder.failed)
-    if (f.device.name == e.device.name) return &f;
-  return nullptr;
-}
-
-}  // namespace
-
 Answer answer(const Check& check, const EvidenceFolder& folder) {
   std::vector<Answer> all;
-  for (const Evidence& e : folder.devices) all.push_back(answer(check, &e, failures_of(folder, e)));
+  for (const Evidence& e : folder.devices) all.push_back(answer(check, &e, folder.failures_of(e)));
   for (const Evidence& f : folder.failed)
     all.push_back(answer(check, nullptr, &f));  // of devices that have nothing good to show
   Answer best = answer(check, nullptr, nullptr);
@@ -90,12 +81,6 @@ Answer answer(const Check& check, const EvidenceFolder& folder) {
     }
   };
   for (const Answer& a : all) {
-    // A failure that its own device has passed since is none.
-    if (a.standing == Standing::failed && std::any_of(all.begin(), all.end(), [&](const Answer& b) {
-          return b.standing == Standing::fresh && b.evidence->device.name == a.evidence->device.name &&
-                 b.entry->recorded > a.entry->recorded;
-        }))
-      continue;
     if (rank(a) < rank(best) ||
         (rank(a) == rank(best) && a.entry && best.entry && a.entry->recorded > best.entry->recorded))
       best = a;

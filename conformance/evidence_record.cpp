@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "conformance/evidence.h"
+#include "dumps/folder_lock.h"
 #include "dumps/json.h"
 #include "dumps/text.h"
 #include "engine/device.h"
@@ -114,6 +115,10 @@ Recording record_evidence(const RecordSpec& spec) {
   for (const fs::path& b : spec.bench)
     for (auto& row : read_bench(b, part.device.name)) part.bench.push_back(std::move(row));
 
+  check_writable(file);
+  const FolderLock lock(file.parent_path().empty() ? fs::path(".") : file.parent_path());  // what is read here is written back below
+  Evidence bad;  // a file of failures that can't be read is nothing to write over
+  if (fs::exists(failed_file(file))) bad = read_evidence(failed_file(file));
   Evidence before;
   before.file = file;
   if (fs::exists(file)) before = read_evidence(file);
@@ -124,7 +129,6 @@ Recording record_evidence(const RecordSpec& spec) {
     before = {};
     before.file = file;
   }
-  check_writable(file);
 
   std::vector<const Check*> checks;
   size_t selected = 0;
@@ -133,7 +137,7 @@ Recording record_evidence(const RecordSpec& spec) {
     out.of_device++;
     if (spec.select && !spec.select(c)) continue;
     selected++;
-    if (!spec.missing || answer(c, &before, nullptr).standing != Standing::fresh) checks.push_back(&c);
+    if (!spec.missing || answer(c, &before, &bad).standing != Standing::fresh) checks.push_back(&c);
   }
   if (selected == 0)
     throw Error(ErrorKind::usage, "assay gate", "no check of " + kind + " is selected", "", "",
@@ -160,23 +164,20 @@ Recording record_evidence(const RecordSpec& spec) {
   Evidence into;
   into.file = out.file;
   if (!failed) into = before;
-  // Failures of another driver are of no interest any more, nor is a file that can't be read.
-  else if (fs::exists(out.file))
-    try {
-      if (Evidence old = read_evidence(out.file); old.differs_from(part).empty()) into = std::move(old);
-    } catch (const Error&) {
-    }
+  else if (bad.differs_from(part).empty())  // failures of another driver are of no interest any more
+    into = bad;
   merge(into, part);
   if (!part.checks.empty() || !part.bench.empty()) {
     write_evidence(into, out.file);
     if (!failed) strike_off(file, part);
   }
-  Evidence bad;
+  bad = {};
   if (fs::exists(failed_file(file))) bad = read_evidence(failed_file(file));
   std::vector<Answer> answers;
   for (const Check& c : registry())
     if (c.device == kind) answers.push_back(answer(c, failed ? &before : &into, &bad));
   out.state = state_of(answers);
+  if (out.state == "failed" && out.exit_code != kMismatch) out.exit_code = kMismatch;  // of an earlier part
   out.fresh = size_t(
       std::count_if(answers.begin(), answers.end(), [](const Answer& a) { return a.standing == Standing::fresh; }));
   out.evidence = std::move(into);

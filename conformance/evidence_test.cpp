@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "dumps/folder_lock.h"
 #include "dumps/schema_for_tests.h"
 #include "engine/device.h"
 
@@ -231,12 +232,56 @@ TEST_F(EvidenceTest, AFailingPartLeavesGoodEvidenceAndIsKeptBesideIt) {
   answer_from_evidence(here, f);
   EXPECT_EQ(here.exit_code, kMismatch);
   EXPECT_EQ(here.outcome.failures.at(0), a.why);
+  // Whatever the clocks said, and though the good evidence is of these sources.
+  Evidence earlier = f.failed[0];
+  earlier.checks[0].recorded = "2020-01-01T00:00:00Z";
+  EXPECT_EQ(answer(check, &f.devices[0], &earlier).standing, Standing::failed);
+  // What failed is missing, and a part that does not run it is no pass.
+  {
+    RecordSpec other = spec("kernel/add/simt");
+    const Recording r = record_evidence(other);
+    EXPECT_EQ(r.state, "failed");
+    EXPECT_EQ(r.exit_code, kMismatch);
+  }
   // On other sources it says nothing, and once the check passes it is struck off.
   Evidence old = f.failed[0];
   old.checks[0].sources.hash = std::string(32, '0');
   EXPECT_EQ(answer(check, &f.devices[0], &old).standing, Standing::fresh);
-  EXPECT_EQ(record_evidence(spec()).state, "incomplete");
+  RecordSpec again = spec();
+  again.missing = true;
+  const Recording passed = record_evidence(again);
+  EXPECT_EQ(passed.records.size(), 1u);
+  EXPECT_EQ(passed.state, "incomplete");
   EXPECT_FALSE(fs::exists(failed_file(good.file)));
+}
+
+TEST_F(EvidenceTest, FailuresThatCanNotBeReadAreNotForgotten) {
+  const Recording good = record_evidence(spec());
+  std::ofstream(failed_file(good.file)) << "{";
+  EXPECT_THROW(record_evidence(spec("kernel/add/simt")), Error);
+  const EvidenceFolder f = read();
+  EXPECT_EQ(f.problems.size(), 1u);
+  EXPECT_TRUE(f.devices.empty());  // who knows which of its checks failed
+  EXPECT_EQ(answer(check_named("kernel/rms_norm/simt"), f).standing, Standing::missing);
+}
+
+TEST_F(EvidenceTest, TwoRecordersDoNotWriteOverEachOther) {
+  fs::create_directories(spec().out);
+  const FolderLock other(spec().out);
+  try {
+    record_evidence(spec());
+    FAIL() << "recorded beside another";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("another writer is at work"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(EvidenceTest, CasesOfAnotherSeedAreStale) {
+  Evidence e = record_evidence(spec()).evidence;
+  const Check& check = check_named("kernel/rms_norm/simt");
+  EXPECT_EQ(answer(check, &e, nullptr).standing, Standing::fresh);
+  e.seed++;
+  EXPECT_EQ(answer(check, &e, nullptr).standing, Standing::stale);
 }
 
 TEST_F(EvidenceTest, AnAnswerOfEvidenceIsMarkedAsOne) {

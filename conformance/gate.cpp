@@ -38,15 +38,10 @@ std::vector<DeviceAnswers> answers_of(const EvidenceFolder& folder, bool emulate
       if (c.device == (emulated ? "simt" : "cuda")) d.answers.push_back(answer(c, good, bad));
     out.push_back(std::move(d));
   };
-  std::vector<const Evidence*> alone;
-  for (const Evidence& f : folder.failed) alone.push_back(&f);
-  for (const Evidence& e : folder.devices) {
-    const auto bad =
-        std::find_if(alone.begin(), alone.end(), [&](const Evidence* f) { return f->device.name == e.device.name; });
-    add(&e, bad == alone.end() ? nullptr : *bad);
-    if (bad != alone.end()) alone.erase(bad);
-  }
-  for (const Evidence* f : alone) add(nullptr, f);
+  for (const Evidence& e : folder.devices) add(&e, folder.failures_of(e));
+  for (const Evidence& f : folder.failed)
+    if (std::none_of(folder.devices.begin(), folder.devices.end(), [&](const Evidence& e) { return folder.failures_of(e) == &f; }))
+      add(nullptr, &f);
   if (out.empty()) add(nullptr, nullptr);
   // Who has most to show first; a failure anywhere before all.
   std::stable_sort(out.begin(), out.end(), [](const DeviceAnswers& a, const DeviceAnswers& b) {

@@ -1,18 +1,17 @@
 #include "dumps/writer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "dumps/digest.h"
 #include "dumps/error.h"
+#include "dumps/folder_lock.h"
 #include "dumps/names.h"
 #include "dumps/outfile.h"
 #include "dumps/text.h"
@@ -92,11 +91,7 @@ struct DumpWriter::Impl {
   int64_t total_bytes = 0;
   std::vector<std::byte> scratch;
   bool finished = false;
-  int lock = -1;   // of the folder, held while this writer lives
-  ~Impl() {
-    if (lock >= 0) ::close(lock);
-  }
-  void take_lock();
+  std::optional<FolderLock> lock;   // of the folder, held while this writer lives
 
   fs::path manifest_path() const { return options.dir / "manifest.json"; }
   fs::path unfinished_path() const { return options.dir / "manifest.json.tmp"; }
@@ -117,22 +112,12 @@ struct DumpWriter::Impl {
   void finish();
 };
 
-/// Two writers in one folder would delete and interleave each other's files.
-void DumpWriter::Impl::take_lock() {
-  lock = ::open(options.dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) == 0) return;
-  const int error = errno;
-  if (lock >= 0 && error == EWOULDBLOCK)
-    throw Error(ErrorKind::io, options.dir.string(), "another writer is at work in this folder", {}, {}, "Wait for it, or choose another --out");
-  if (lock < 0) throw Error(ErrorKind::io, options.dir.string(), "can't be opened", "a folder", std::strerror(error));
-}   // a file system without locks: go on without
-
 // A folder is taken only if all that is in it can be recognised as ours: nobody's files are deleted by a wrong --out.
 void DumpWriter::Impl::prepare_folder() {
   std::error_code error;
   fs::create_directories(options.dir, error);
   if (error) throw Error(ErrorKind::io, options.dir.string(), "the folder can't be created", {}, error.message());
-  take_lock();
+  lock.emplace(options.dir);   // two writers in one folder would delete and interleave each other's files
   std::vector<fs::path> ours;
   bool finished_dump = false, marked = false, empty = true;
   for (fs::directory_iterator it(options.dir, error), end; !error && it != end; it.increment(error)) {

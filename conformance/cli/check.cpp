@@ -11,6 +11,7 @@
 #include "conformance/cli/options.h"
 #include "conformance/evidence.h"
 #include "dumps/error.h"
+#include "dumps/text.h"
 
 namespace assay::cli {
 
@@ -95,6 +96,12 @@ int run(const CheckCommand& o) {
     checks = mine;
   }
   if (checks.empty()) throw Error(ErrorKind::usage, "assay check", "no check is selected", "", "", "assay list shows them all.");
+  if (!o.module.empty()) {   // which checks of the CPU alone have no use for
+    std::erase_if(checks, [](const Check* c) { return c->device == "cpu"; });
+    if (checks.empty())
+      throw Error(ErrorKind::usage, "--module", "no selected check runs a module",
+                  "--scope kernel --level max_rel (anybody's module), or checks of --device cuda or simt (Assay's)", "");
+  }
   if (o.repeat < 1) throw Error(ErrorKind::usage, "--repeat", "too few", ">= 1", std::to_string(o.repeat));
   CheckContext context;
   context.root = find_root(o.root);
@@ -115,9 +122,10 @@ int run(const CheckCommand& o) {
     throw Error(ErrorKind::usage, "--evidence", "would answer nothing", "neither --no-evidence nor --module beside it", o.no_evidence ? "--no-evidence" : "--module");
   if (!o.evidence.empty() && !std::filesystem::is_directory(o.evidence))
     throw Error(ErrorKind::malformed, o.evidence, "is no folder", "one with evidence");
-  // Checks of a device that is not here. A module that somebody names has to run itself.
+  // Checks of a device that is not here. A module that somebody names has to run itself, and evidence is of all cases as recorded.
   std::optional<EvidenceFolder> evidence;
-  if (!o.no_evidence && o.module.empty() && std::any_of(checks.begin(), checks.end(), [](const Check* c) { return c->device == "cuda"; })) {
+  const bool as_recorded = o.kernel.only < 0 && o.kernel.seed == KernelRun{}.seed && o.isa.empty();
+  if (!o.no_evidence && o.module.empty() && as_recorded && std::any_of(checks.begin(), checks.end(), [](const Check* c) { return c->device == "cuda"; })) {
     evidence = read_evidence_folder(o.evidence.empty() ? context.root / "conformance" / "evidence" : std::filesystem::path(o.evidence));
     for (const std::string& problem : evidence->problems) std::cerr << "assay: " << problem << "\n";
   }
@@ -127,7 +135,7 @@ int run(const CheckCommand& o) {
     for (size_t i = 0; i < checks.size() && !stop; i++) {
       if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, checks.size(), checks[i]->id) << std::flush;
       results.push_back(run_check(*checks[i], context));
-      if (evidence && checks[i]->device == "cuda") answer_from_evidence(results.back(), *evidence);
+      if (evidence && round == 0 && checks[i]->device == "cuda") answer_from_evidence(results.back(), *evidence);
       records.push_back(to_json(results.back()));
       stop = o.until_fail && results.back().exit_code != kPass && results.back().exit_code != kNotRun;
     }
@@ -137,7 +145,12 @@ int run(const CheckCommand& o) {
   if (!o.json.empty()) write_records(o.json, records);
   if (!o.junit.empty()) write_text(o.junit, render_junit(records));
   if (o.json != "-") {
-    std::cout << render_checks_text(records, o.verbose);
+    std::string again;   // what else the next command needs to select the same check
+    if (!o.selection.device.empty()) again += " --device " + o.selection.device;
+    if (!o.module.empty()) again += " --module " + shell_word(o.module);
+    if (!o.module.empty() && o.selection.level == "max_rel") again += " --scope kernel --level max_rel";
+    if (o.selection.slow) again += " --all";
+    std::cout << render_checks_text(records, o.verbose, again);
     if (std::filesystem::exists(context.work)) std::cout << "kept     " << context.work.string() << "\n";
   }
   return combined_exit_code(results);

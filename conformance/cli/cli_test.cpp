@@ -32,6 +32,7 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {run + "--backend tpu", "cpu or cuda"},
       {run + "--module x.so", "--backend cuda beside it"},
       {run + "--backend cuda --module x.so --vram-budget 3X", "500M, 8G"},
+      {"check --module x.so --filter kernel/rope/scalar", "no selected check runs a module"},
       {run + "--slot -1", "--slot"},
       {run + "--batch --slot 1", "--batch gives every prompt its own slot"},
       {run + "--ctx 2", "context overflow"},
@@ -82,6 +83,13 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
     const Output o = assay(arguments);
     EXPECT_EQ(o.code, 2) << "assay " << arguments << "\n" << o.text;
     EXPECT_NE(o.text.find(says), std::string::npos) << "assay " << arguments << "\n" << o.text;
+  }
+}
+
+TEST(Cli, EvidenceAnswersOnlyWhatWasRecorded) {
+  for (const char* other : {" --seed 99", " --case 3", " --isa scalar"}) {
+    const Output o = assay(std::string("check --device cuda --exact --filter kernel/add/cuda") + other);
+    EXPECT_EQ(o.text.find("evidence of another machine"), std::string::npos) << o.text;
   }
 }
 
