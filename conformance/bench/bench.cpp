@@ -123,6 +123,8 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   report.load_seconds = now() - start;
   report.panel_bytes = engine.backend().panel_bytes();
   // A trace of a device pass has no times of its own unless they are asked for, and costs the host some.
+  if (!options.device.module.empty() && !engine.device())   // figures of the CPU are none of the device's
+    throw Error(ErrorKind::io, "assay bench", "there is no device to measure: " + engine.device_problem(), "", "", "assay limits counts without one.");
   const bool on_device = engine.device() != nullptr, traced = !on_device || options.device.timed;
   if (on_device) report.device = engine.device()->device().info().name;
   std::mt19937_64 rng(spec.seed);

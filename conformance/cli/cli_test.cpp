@@ -32,6 +32,7 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {run + "--backend tpu", "cpu or cuda"},
       {run + "--module x.so", "--backend cuda beside it"},
       {run + "--backend cuda --module x.so --vram-budget 3X", "500M, 8G"},
+      {run + "--backend cuda --vram-budget 0", "holds nothing"},
       {"check --module x.so --filter kernel/rope/scalar", "no selected check runs a module"},
       {run + "--slot -1", "--slot"},
       {run + "--batch --slot 1", "--batch gives every prompt its own slot"},
@@ -84,6 +85,12 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
     EXPECT_EQ(o.code, 2) << "assay " << arguments << "\n" << o.text;
     EXPECT_NE(o.text.find(says), std::string::npos) << "assay " << arguments << "\n" << o.text;
   }
+}
+
+TEST(Cli, NoDeviceIsNoFigureOfOne) {
+  const Output o = assay("bench '" + kModel + "' --backend cuda --module /dev/null --decode 1 --prefill 1 --reps 1");
+  EXPECT_EQ(o.code, 3) << o.text;
+  EXPECT_NE(o.text.find("there is no device to measure"), std::string::npos) << o.text;
 }
 
 TEST(Cli, EvidenceAnswersOnlyWhatWasRecorded) {

@@ -139,6 +139,8 @@ void EngineChoice::apply(EngineOptions& options) const {
   if (backend != "cuda") return;
   options.device.module = module.empty() ? built_module("cuda").string() : module;
   if (!budget.empty()) options.device.budget = bytes_from_text(budget, "--vram-budget");
+  if (!budget.empty() && options.device.budget == 0)
+    throw Error(ErrorKind::usage, "--vram-budget", "holds nothing", "at least one matrix and its window", "\"" + budget + "\"", "Without it all that fits is used.");
   options.device.fused = !no_fuse;
   options.device.graph = !no_graph;
   options.device.shadow = !shadow.empty();
