@@ -177,7 +177,8 @@ Recording record_evidence(const RecordSpec& spec) {
   for (const Check& c : registry())
     if (c.device == kind) answers.push_back(answer(c, failed ? &before : &into, &bad));
   out.state = state_of(answers);
-  if (out.state == "failed" && out.exit_code != kMismatch) out.exit_code = kMismatch;  // of an earlier part
+  // Of an earlier part; what is worse than a mismatch stays.
+  if (out.state == "failed" && (out.exit_code == kPass || out.exit_code == kNotRun)) out.exit_code = kMismatch;
   out.fresh = size_t(
       std::count_if(answers.begin(), answers.end(), [](const Answer& a) { return a.standing == Standing::fresh; }));
   out.evidence = std::move(into);
