@@ -151,10 +151,10 @@ nlohmann::ordered_json to_json(const CheckResult& r) {
   return j;
 }
 
-int combined_exit_code(const std::vector<CheckResult>& results) {
-  if (results.empty()) return kUsage;
+int combined_exit_code(const std::vector<nlohmann::ordered_json>& records) {
+  if (records.empty()) return kUsage;
   for (int code : {int(kUsage), int(kUnfinished), int(kMismatch), int(kNotRun)})
-    if (std::any_of(results.begin(), results.end(), [&](auto& r) { return r.exit_code == code; })) return code;
+    if (std::any_of(records.begin(), records.end(), [&](const auto& r) { return r["exit_code"] == code; })) return code;
   return kPass;
 }
 

@@ -30,6 +30,7 @@ struct KernelRun {
   uint64_t seed = 20240817;
   int64_t only = -1;   // number of the case; -1: all
   std::string on;      // what check ids call the kernels: "cuda"; empty: their instruction set
+  std::function<std::string()> strayed;   // of a device: tells, once, which write left its memory; "": none. Null: nobody looks
 };
 
 /// What every check is told: where the repository's data lies, where it may write, and what the caller forces.
@@ -117,8 +118,8 @@ nlohmann::ordered_json to_json(const CheckResult& result);
 /// Rendered from records alone.
 std::string render_checks_text(const std::vector<nlohmann::ordered_json>& records, bool verbose, const std::string& options = {});
 std::string render_junit(const std::vector<nlohmann::ordered_json>& records);
-/// Exit code of a run of several checks: precedence 2, 3, 1, 77, 0; nothing selected: 2.
-int combined_exit_code(const std::vector<CheckResult>& results);
+/// Exit code of a run of several checks, by their records: precedence 2, 3, 1, 77, 0; nothing selected: 2.
+int combined_exit_code(const std::vector<nlohmann::ordered_json>& records);
 
 /// Kernel scope of anybody's module (CheckContext::module): each op it offers, judged by bounds. Not in the registry.
 const std::vector<Check>& stranger_checks();   // kernel/device_checks.cpp

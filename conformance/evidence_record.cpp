@@ -112,6 +112,8 @@ Recording record_evidence(const RecordSpec& spec) {
                 "--out FOLDER", "none");
   const fs::path place = spec.out.empty() ? spec.context.root / "conformance" / "evidence" : spec.out;
   const fs::path file = place.extension() == ".json" ? place : place / (evidence_name(part.device.name) + ".json");
+  if (file.stem().extension() == ".failed")
+    throw Error(ErrorKind::usage, "--out", "is where failures of other evidence go", "another name", "\"" + file.filename().string() + "\"");
   for (const fs::path& b : spec.bench)
     for (auto& row : read_bench(b, part.device.name)) part.bench.push_back(std::move(row));
 
@@ -145,18 +147,17 @@ Recording record_evidence(const RecordSpec& spec) {
 
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  std::vector<CheckResult> results;
   for (size_t i = 0; i < checks.size(); i++) {
     if (spec.budget > 0 && seconds() >= spec.budget) {
       out.left = checks.size() - i;
       break;
     }
     if (spec.progress) spec.progress(i, checks.size(), checks[i]->id);
-    results.push_back(run_check(*checks[i], spec.context));
-    out.records.push_back(to_json(results.back()));
-    if (results.back().verdict != Verdict::not_run) part.checks.push_back(entry_of(results.back()));
+    const CheckResult result = run_check(*checks[i], spec.context);
+    out.records.push_back(to_json(result));
+    if (result.verdict != Verdict::not_run) part.checks.push_back(entry_of(result));
   }
-  out.exit_code = results.empty() ? int(kPass) : combined_exit_code(results);
+  out.exit_code = out.records.empty() ? int(kPass) : combined_exit_code(out.records);
   if (out.exit_code == kPass && out.left > 0) out.exit_code = kNotRun;
   const bool failed =
       std::any_of(part.checks.begin(), part.checks.end(), [](const EvidenceEntry& e) { return e.verdict != "pass"; });

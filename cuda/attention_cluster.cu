@@ -148,13 +148,7 @@ __global__ void __launch_bounds__(kThreads, kHeads < 8 ? 2 : 1) attention_cluste
       }
       TilesOfP<kHeads> tiles_of_p{scores, head_stride, unit.heads, unit.count, {}};
       tiles_of_p.load(0);
-      float acc[kHeads][kElements], sum[kHeads];
-#pragma unroll
-      for (int h = 0; h < kHeads; h++) {
-        sum[h] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kElements; j++) acc[h][j] = 0.0f;
-      }
+      float acc[kHeads][kElements] = {}, sum[kHeads] = {};
       for (int tile = 0; tile < tiles; tile++) {
         float* const tile_p = p + (tile & 1) * kThreads * kHeads;
         tiles_of_p.put(tile, tiles, max_of, tile_p);

@@ -115,8 +115,9 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
     const int chunks = (quads * blocks + 3) / 4;
     sync_block();  // maxima and sums of the run before have been read
     if (tid < kWindowRows) {
-      int32_t most = ordered_of(float_of(0xff800000u));
-      for (int s = 0; s < job.splits; s++) {
+      const bool of_run = tid >= run.begin && tid < run.end;
+      int32_t most = ordered_of(of_run ? float_of(0xff800000u) : 0.0f);
+      for (int s = 0; of_run && s < job.splits; s++) {
         const int32_t other = job.maxima[(tile.index * job.splits + s) * kWindowRows + tid];
         most = other > most ? other : most;
       }
@@ -142,8 +143,17 @@ __global__ void __launch_bounds__(kGroups * kAcross, 1) attention_tile_mix(Prefi
       const bool real = staged_quad < quads && position <= run.last;
 #pragma unroll
       for (int i = 0; i < kStagedRows; i += 4) {
-        const float4 four = real ? *reinterpret_cast<const float4*>(scores + (int64_t)position * kGroupRows + i)
-                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float* const from = scores + (int64_t)position * kGroupRows + i;
+        const int row = staged_row + i;
+        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (real && row >= run.begin && row + 4 <= run.end) {
+          four = *reinterpret_cast<const float4*>(from);
+        } else if (real) {  // rows of other runs have no scores here
+          if (row >= run.begin && row < run.end) four.x = from[0];
+          if (row + 1 >= run.begin && row + 1 < run.end) four.y = from[1];
+          if (row + 2 >= run.begin && row + 2 < run.end) four.z = from[2];
+          if (row + 3 >= run.begin && row + 3 < run.end) four.w = from[3];
+        }
         held_score[i] = four.x;
         held_score[i + 1] = four.y;
         held_score[i + 2] = four.z;

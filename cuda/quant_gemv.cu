@@ -2,8 +2,8 @@
 //
 // Thread = lane of the rule: eight neighbouring threads own two rows, each thread the groups j, j + 8, ... of both, so that no
 // sum is split and the fold is three shuffles. A warp's task is eight rows (four thread-groups of two); with `gated` four pairs
-// of a gate row and the up row of the same number. Where that gives work to half of the warps at most, thread-groups own one
-// row and tasks have four. Warps walk tasks blockIdx + grid * (warp + workers * round): every processor
+// of a gate row and the up row of the same number. Where rows are so few that no warp would get a second task of four, tasks
+// have four rows and thread-groups own one. Warps walk tasks blockIdx + grid * (warp + workers * round): every processor
 // gets the same number of tasks, give or take one. Up to three matrices that share x are one list of tasks.
 //
 // Weights stream through a ring of asynchronous copies in shared memory that belongs to the thread (the K-quants' super scales

@@ -1,7 +1,8 @@
 // Rows of activations to integers in scratch, for quant_few.cu and quant_gemm.cu; quantise.cuh has rule and layout. An RMS norm
 // (norm.cpp's order: float rule, then (x * r) * w) can come first, so that the normed row is never written.
 // One block of 256 threads a row, four threads a group. Reads 4 bytes an element (8 with a norm, the second time from L1 or
-// L2), writes 1 or 2 bytes an element and 8 a group, in words of 4 bytes that eight tokens of a chunk put together.
+// L2), writes 1 or 2 bytes an element and 8 a group, in words of 4 bytes that eight tokens of a chunk put together. Rows that
+// fill the last chunk are quantised as zeros: the products load them with the others.
 //
 // PRECOND: columns a multiple of 32; x and norm aligned to 16 bytes; scratch of quantised_scratch_bytes().
 #include <algorithm>
@@ -16,19 +17,20 @@ constexpr int kQuantiseThreads = 256;
 
 template <int kDigits>
 __global__ void __launch_bounds__(kQuantiseThreads)
-    quantise_rows(const float* x, const float* norm, float eps, int columns, QuantisedTokens out) {
+    quantise_rows(const float* x, const float* norm, float eps, int columns, int tokens, QuantisedTokens out) {
   SHARED_BYTES(shared);
   const int64_t t = blockIdx.x;
+  const bool real = t < tokens;
   let_next_start();
   wait_for_previous();
   const float* row = x + t * columns;
   float r = 1.0f;
-  if (norm) r = block_reciprocal_rms(hold_row(row, columns), row, columns, eps, reinterpret_cast<float*>(shared));
+  if (norm && real) r = block_reciprocal_rms(hold_row(row, columns), row, columns, eps, reinterpret_cast<float*>(shared));
   const int eights = out.blocks * kBlockColumns / 8;  // a multiple of 32: warps stay whole
   for (int u = (int)threadIdx.x; u < eights; u += kQuantiseThreads) {
     const int k = 8 * u, g = u / 4, b = g / kBlockGroups, j = g % kBlockGroups;
     float v[8] = {};
-    if (k < columns) {
+    if (real && k < columns) {
       const float4 low = reinterpret_cast<const float4*>(row + k)[0], high = reinterpret_cast<const float4*>(row + k)[1];
       v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
       if (norm) {
@@ -97,13 +99,15 @@ int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTo
   out.codes = reinterpret_cast<unsigned char*>(d.quantised.memory);
   out.scales = reinterpret_cast<float*>(out.codes + rows * out.blocks * kBlockColumns * digits);
   out.sums = out.scales + rows * out.blocks * kBlockGroups;
-  const dim3 grid = dim3(unsigned(a.rows));
+  const dim3 grid = dim3(unsigned(rows));
   const size_t shared = kFloatLanes * sizeof(float);
   const char* variant = a.norm ? "norm_quantise" : "quantise";
   if (digits == 2) {
-    return launch(d, variant, Overlap::yes, quantise_rows<2>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out);
+    return launch(d, variant, Overlap::yes, quantise_rows<2>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns),
+                  int(a.rows), out);
   }
-  return launch(d, variant, Overlap::yes, quantise_rows<1>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out);
+  return launch(d, variant, Overlap::yes, quantise_rows<1>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns),
+                  int(a.rows), out);
 }
 
 }  // namespace assay

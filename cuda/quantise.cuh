@@ -137,7 +137,7 @@ __device__ __forceinline__ float block_reciprocal_rms(const HeldRow& held, const
 ///   chunks of 8:   codes [chunk][b][j][digit][thread 32][register 2] words, scales and sums [chunk][b][j][token].
 ///   chunks of 128: codes [chunk][j][b][digit][pair 8][thread 32][tile of the pair 2][register 2] words: pair and tile are the
 ///                  token's eight, t mod 128 / 8; scales and sums [chunk][j][b][pair 8][n / 2][tile of the pair][n mod 2].
-/// Groups of padding have codes, scale and sum 0. What lies at tokens of padding is anything: it reaches no other token.
+/// Groups and tokens of padding have codes, scale and sum 0.
 struct QuantisedTokens {
   unsigned char* codes;
   float* scales;

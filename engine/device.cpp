@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -114,7 +115,14 @@ Device::Device(std::shared_ptr<const DeviceModule> module, int ordinal) : module
     throw Error(ErrorKind::io, module_->path().string(), "device " + std::to_string(ordinal) + " can't be opened",
                 "", "", words ? words : "");
   }
-  done(table().info(device_, &info_), "info");
+  must(table().info(device_, &info_), "info");
+  // Its words go to terminals and into records.
+  const auto clean = [](auto& text) {
+    std::end(text)[-1] = 0;
+    for (char& c : text)
+      if (c != 0 && (c < ' ' || c > '~')) c = '?';
+  };
+  clean(info_.name), clean(info_.architecture), clean(info_.driver);
 }
 
 Device::~Device() {
@@ -129,9 +137,15 @@ bool Device::done(int result, const std::string& what) const {
               std::string("the device reports an error: ") + (words && *words ? words : "no words"));
 }
 
+void Device::must(int result, const std::string& what) const {
+  if (done(result, what)) return;
+  throw Error(ErrorKind::io, module_->path().string(), "refuses " + what, "ASSAY_DONE or an error: only ops may be refused",
+              "ASSAY_REFUSED", "A call that the module does not have is a null pointer in its table.");
+}
+
 uint64_t Device::free_bytes() const {
   AssayDeviceInfo now{};
-  done(table().info(device_, &now), "info");
+  must(table().info(device_, &now), "info");
   return now.free_bytes;
 }
 
@@ -146,15 +160,20 @@ uint64_t Device::packed_bytes(const Matrix& m) const {
   return t.weight_bytes && t.pack_weight ? t.weight_bytes(device_, int32_t(m.type), m.rows, m.columns) : 0;
 }
 
+/// An allocation that the module reports as made is one only if it has a place.
+void Device::must_allocate(int result, const void* memory, size_t bytes, const std::string& what) const {
+  if (result == ASSAY_OUT_OF_MEMORY || (result == ASSAY_DONE && !memory))
+    throw Error(ErrorKind::memory, what, "does not fit the device", std::to_string(bytes) + " bytes",
+                std::to_string(free_bytes()) + " free", "Fewer slots, a smaller --ctx, or --vram-budget, which streams weights, need less.");
+  must(result, "to allocate " + what);
+}
+
 DeviceMemory Device::allocate(size_t bytes, const std::string& what) {
   DeviceMemory m;
   void* p = nullptr;
   if (bytes == 0) return m;
   const int result = table().allocate(device_, bytes, &p);
-  if (result == ASSAY_OUT_OF_MEMORY || (result == ASSAY_DONE && !p))
-    throw Error(ErrorKind::memory, what, "does not fit the device", std::to_string(bytes) + " bytes",
-                std::to_string(free_bytes()) + " free", "Fewer slots, a smaller --ctx, or --vram-budget, which streams weights, need less.");
-  done(result, what);
+  must_allocate(result, p, bytes, what);
   m.device_ = this;
   m.data_ = static_cast<std::byte*>(p);
   m.bytes_ = bytes;
@@ -166,7 +185,8 @@ DeviceMemory Device::allocate_host(size_t bytes, const std::string& what) {
   void* p = nullptr;
   if (bytes == 0) return m;
   if (!table().allocate_host || !table().release_host) throw Error(ErrorKind::malformed, module_->path().string(), "its table lacks allocate_host");
-  done(table().allocate_host(device_, bytes, &p), what);
+  const int result = table().allocate_host(device_, bytes, &p);
+  must_allocate(result, p, bytes, what);
   m.device_ = this;
   m.data_ = static_cast<std::byte*>(p);
   m.bytes_ = bytes;
@@ -175,14 +195,14 @@ DeviceMemory Device::allocate_host(size_t bytes, const std::string& what) {
 }
 
 void Device::upload(void* to, const void* host, size_t bytes) {
-  if (bytes) done(table().upload(device_, to, host, bytes), "upload");
+  if (bytes) must(table().upload(device_, to, host, bytes), "upload");
 }
 void Device::download(void* host, const void* from, size_t bytes) {
-  if (bytes) done(table().download(device_, host, from, bytes), "download");
+  if (bytes) must(table().download(device_, host, from, bytes), "download");
 }
 void Device::fill(void* memory, int byte, size_t bytes) {
-  if (bytes) done(table().fill(device_, memory, byte, bytes), "fill");
+  if (bytes) must(table().fill(device_, memory, byte, bytes), "fill");
 }
-void Device::finish() { done(table().finish(device_), "device"); }
+void Device::finish() { must(table().finish(device_), "finish"); }
 
 }  // namespace assay

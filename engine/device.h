@@ -83,13 +83,16 @@ class Device {
   void finish();
   /// Bytes of a matrix as the module packs it; 0: it refuses the type or shape.
   uint64_t packed_bytes(const Matrix& m) const;
-  /// True: done; false: refused. An error throws, naming `what`.
+  /// Of an op: true: done; false: refused. An error throws, naming `what`.
   bool done(int result, const std::string& what) const;
+  /// Of a call that is no op, and that nobody else can do: refused is an error too.
+  void must(int result, const std::string& what) const;
   /// For planted faults: who watches a replayed graph sees buffers that later nodes have reused.
   bool plant_shared_capture = false;
 
  private:
   friend class DeviceMemory;
+  void must_allocate(int result, const void* memory, size_t bytes, const std::string& what) const;
   std::shared_ptr<const DeviceModule> module_;
   AssayDevice* device_ = nullptr;
   AssayDeviceInfo info_{};

@@ -211,7 +211,7 @@ void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_r
   want.context = host_caches_.empty() ? 0 : host_caches_[0].context;
   if (std::memcmp(&want, &reserved_, sizeof want) != 0 && device_->table().reserve) {
     forget_graphs();
-    device_->done(device_->table().reserve(device_->handle(), &want), "scratch of the device");
+    device_->must(device_->table().reserve(device_->handle(), &want), "scratch of the device");
     reserved_ = want;
   }
 }

@@ -11,6 +11,7 @@ namespace assay {
 struct DeviceOptions {
   std::string module;          // path of the library; empty: no device
   int ordinal = 0;
+  bool required = false;       // a module that can't be had is an error, not a notice: it was asked for by name, or to be checked
   uint64_t budget = 0;         // bytes for weights (--vram-budget); 0: what the device has free beside everything else
   bool fused = true;           // groups of nodes as one launch
   bool graph = true;           // decode passes captured and replayed

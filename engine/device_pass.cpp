@@ -136,13 +136,13 @@ bool DeviceBackend::run_all(Run& r) {
     const double start = r.pass.trace ? now() : 0;
     const int32_t mark = int32_t(s);
     const bool timed = options_.timed && r.pass.trace && device_->table().mark && r.plan.steps.size() <= 2048;
-    if (timed) device_->done(device_->table().mark(device_->handle(), 2 * mark), "mark");
+    if (timed) device_->must(device_->table().mark(device_->handle(), 2 * mark), "mark");
     if (device_->done(run_step(r, step, false), first.name())) {
       for (ValueId v : step.outputs(program_)) r.on_device[size_t(v)] = true;
       for (int n : step.nodes)
         if (program_.nodes[size_t(n)].op == OpKind::kv_store && !r.capturing) state_is_on_device(r.pass, program_.nodes[size_t(n)].layer);
       if (timed) {
-        device_->done(device_->table().mark(device_->handle(), 2 * mark + 1), "mark");
+        device_->must(device_->table().mark(device_->handle(), 2 * mark + 1), "mark");
         r.timed.emplace_back(r.pass.trace->entries.size() + step.nodes.size() - 1, mark);
       }
       note(r, step, r.pass.trace ? now() - start : 0);
@@ -271,7 +271,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
       Graph g;
       r.recording = &g;
       r.capturing = true;
-      device_->done(t.capture_begin(device_->handle()), "capture");
+      device_->must(t.capture_begin(device_->handle()), "capture");
       bool whole = false;
       try {
         whole = body();
@@ -280,7 +280,8 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
         if (g.graph) t.release_graph(device_->handle(), g.graph);
         throw;
       }
-      device_->done(t.capture_end(device_->handle(), &g.graph), "capture");
+      device_->must(t.capture_end(device_->handle(), &g.graph), "capture");
+      if (!g.graph) throw Error(ErrorKind::io, device_->module().path().string(), "gives no graph for a captured pass");
       r.recording = nullptr;
       r.capturing = false;
       if (!whole) {   // a step that the CPU has to do: nothing has run yet, and nothing is captured any more
@@ -291,7 +292,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
       plan.graphs.emplace(key, std::move(g));
     }
     if (const auto it = plan.graphs.find(key); it != plan.graphs.end()) {
-      device_->done(t.replay(device_->handle(), it->second.graph), "replay");
+      device_->must(t.replay(device_->handle(), it->second.graph), "replay");
       replayed = true;
       for (const auto& [step, ran] : it->second.ran) {
         for (ValueId v : step->outputs(program_)) r.on_device[size_t(v)] = true;
@@ -311,7 +312,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   if (!replayed) body();
   const float* logits = finish_pass(r);
   for (const auto& [entry, mark] : r.timed)
-    device_->done(t.elapsed(device_->handle(), 2 * mark, 2 * mark + 1, &pass.trace->entries.at(entry).seconds), "elapsed");
+    device_->must(t.elapsed(device_->handle(), 2 * mark, 2 * mark + 1, &pass.trace->entries.at(entry).seconds), "elapsed");
   if (r.logits_on_host)
     for (const Node& n : program_.nodes)
       if (n.requested_rows_only) logits = host.value(n.output);

@@ -76,7 +76,7 @@ Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOption
       device_ = std::make_unique<DeviceBackend>(std::move(device), *model_, program_, options_.device, options_.activations, caches_, *rope_,
                                                 options_.poison);
     } catch (const Error& e) {
-      if (e.kind() == ErrorKind::usage) throw;   // an option that no device could follow
+      if (e.kind() == ErrorKind::usage || options_.device.required) throw;   // usage: an option that no device could follow
       device_problem_ = e.what();
       if (options_.device.notice) options_.device.notice("no device, the CPU runs everything (the same bytes): " + device_problem_);
     }

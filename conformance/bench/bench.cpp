@@ -97,12 +97,12 @@ double device_copy_gbps(Device& device) {
     device.upload(from.data() + at, random.data(), std::min(bytes - at, random.size() * 8));
   double best = 0;
   for (int round = 0; round < 6; round++) {
-    device.done(t.mark(device.handle(), 0), "mark");
-    for (int i = 0; i < 4; i++) device.done(t.copy(device.handle(), to.data(), from.data(), bytes), "copy");
-    device.done(t.mark(device.handle(), 1), "mark");
+    device.must(t.mark(device.handle(), 0), "mark");
+    for (int i = 0; i < 4; i++) device.must(t.copy(device.handle(), to.data(), from.data(), bytes), "copy");
+    device.must(t.mark(device.handle(), 1), "mark");
     device.finish();
     double seconds = 0;
-    device.done(t.elapsed(device.handle(), 0, 1, &seconds), "elapsed");
+    device.must(t.elapsed(device.handle(), 0, 1, &seconds), "elapsed");
     if (round > 0) best = std::max(best, 4 * 2.0 * double(bytes) / seconds / 1e9);
   }
   return best;

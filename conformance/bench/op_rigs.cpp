@@ -74,7 +74,7 @@ class DeviceRig : public OpRig {
     const OpShape& s = c.shape;
     AssayLimits limits{c.most_rows, s.op == OpKind::linear ? s.columns : 0, s.heads, s.head_dim,
                        s.op == OpKind::attention ? c.context : 0};
-    if (t_.reserve) d_.done(t_.reserve(d_.handle(), &limits), "reserve");
+    if (t_.reserve) d_.must(t_.reserve(d_.handle(), &limits), "reserve");
     pack();
     for (const auto& x : c.inputs) inputs_.push_back(up(x.data(), x.size()));
     if (!c.vector.empty()) vector_ = up(c.vector.data(), c.vector.size());
@@ -113,10 +113,10 @@ class DeviceRig : public OpRig {
     d_.finish();
     void* graph = nullptr;
     if (t_.capture_begin && t_.capture_end && t_.replay && t_.release_graph) {
-      d_.done(t_.capture_begin(d_.handle()), "capture");
+      d_.must(t_.capture_begin(d_.handle()), "capture");
       bool whole = true;
       for (int i = 0; i < c_.copies && whole; i++) whole = launch(r.op_rows, i);
-      d_.done(t_.capture_end(d_.handle(), &graph), "capture");
+      d_.must(t_.capture_end(d_.handle(), &graph), "capture");
       if (!whole) throw Error(ErrorKind::io, c_.shape.name, "the module refuses under capture what it did before");
     }
     const struct Release {
@@ -128,15 +128,15 @@ class DeviceRig : public OpRig {
       }
     } release{t_, d_, graph};
     for (int round = 0; round <= repetitions; round++) {
-      d_.done(t_.mark(d_.handle(), 0), "mark");
+      d_.must(t_.mark(d_.handle(), 0), "mark");
       if (graph)
-        d_.done(t_.replay(d_.handle(), graph), "replay");
+        d_.must(t_.replay(d_.handle(), graph), "replay");
       else
         for (int i = 0; i < c_.copies; i++) launch(r.op_rows, i);
-      d_.done(t_.mark(d_.handle(), 1), "mark");
+      d_.must(t_.mark(d_.handle(), 1), "mark");
       d_.finish();
       double seconds = 0;
-      d_.done(t_.elapsed(d_.handle(), 0, 1, &seconds), "elapsed");
+      d_.must(t_.elapsed(d_.handle(), 0, 1, &seconds), "elapsed");
       if (round > 0) r.all_seconds.push_back(seconds / c_.copies);
     }
   }

@@ -34,6 +34,8 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
       {run + "--backend cuda --module x.so --vram-budget 3X", "500M, 8G"},
       {run + "--backend cuda --vram-budget 0", "holds nothing"},
       {"check --module x.so --filter kernel/rope/scalar", "no selected check runs a module"},
+      {"check --filter kernel/rope/scalar --time-limit 5", "--module FILE beside it"},
+      {"check --module x.so --scope kernel --level max_rel --time-limit 0", "--time-limit"},
       {run + "--slot -1", "--slot"},
       {run + "--batch --slot 1", "--batch gives every prompt its own slot"},
       {run + "--ctx 2", "context overflow"},
@@ -88,9 +90,25 @@ TEST(Cli, BadUseIsExit2AndSaysWhatToDo) {
 }
 
 TEST(Cli, NoDeviceIsNoFigureOfOne) {
-  const Output o = assay("bench '" + kModel + "' --backend cuda --module /dev/null --decode 1 --prefill 1 --reps 1");
+  const Output o = assay("bench '" + kModel + "' --backend cuda --decode 1 --prefill 1 --reps 1");
+  if (o.code == 0) GTEST_SKIP() << "this machine has a device";
   EXPECT_EQ(o.code, 3) << o.text;
   EXPECT_NE(o.text.find("there is no device to measure"), std::string::npos) << o.text;
+}
+
+TEST(Cli, TheCpuIsNoStandInForWhatWasNamed) {
+  Folder f;
+  const std::string model = " '" + kModel + "' --tokens 1,2,3 --backend cuda";
+  const std::string commands[] = {"run" + model + " -n 1 --ids --module /dev/null", "dump" + model + " --decode 1 --out " + (f / "d") + " --module /dev/null",
+                                  "bench '" + kModel + "' --backend cuda --module /dev/null --decode 1 --prefill 1 --reps 1"};
+  for (const std::string& command : commands) {
+    const Output o = assay(command);
+    EXPECT_EQ(o.code, 2) << command << "\n" << o.text;
+    EXPECT_NE(o.text.find("/dev/null: can't be loaded"), std::string::npos) << command << "\n" << o.text;
+  }
+  const Output o = assay("run" + model + " -n 1 --ids --shadow cpu");
+  if (o.code == 0) GTEST_SKIP() << "this machine has a device";
+  EXPECT_TRUE(o.code == 2 || o.code == 3) << o.text;   // no module was built, or it finds no device
 }
 
 TEST(Cli, EvidenceAnswersOnlyWhatWasRecorded) {

@@ -131,7 +131,7 @@ int record(const GateCommand& o, const CheckContext& context) {
 int run(const GateCommand& o, const CLI::App& c) {
   check_profile(o, c);
   check_range("--threads", o.threads, 0, 1024);
-  check_range("--sample", o.sample, 0, 1 << 20);
+  check_range("--sample", o.sample, 1, 1 << 20);
   const WorkFolder work(o.work, "assay-gate");
   CheckContext context;
   context.root = find_root(o.root);
@@ -174,7 +174,7 @@ void add_gate(CLI::App& app, int& code) {
   c->add_option("--out", o->out, "folder or .json file (default: conformance/evidence of the repository)");
   c->add_flag("--verbose", o->verbose, "figures of passing checks too");
   c->add_option("--evidence", o->evidence, "folder to judge (default: conformance/evidence of the repository)");
-  c->add_option("--sample", o->sample, "digests to compute again on this CPU")->capture_default_str();
+  c->add_option("--sample", o->sample, "digests to compute again on this CPU, at least 1")->capture_default_str();
   c->add_option("--seed", o->seed, "of the sample (default: of the evidence and the program's sources)")
       ->check(is_seed);
   c->add_option("--device", o->device, "simt: judge evidence of the emulated module, to try the gate")

@@ -138,6 +138,7 @@ void EngineChoice::apply(EngineOptions& options) const {
   if (!shadow.empty() && shadow != "cpu") throw Error(ErrorKind::usage, "--shadow", "unknown reference", "cpu", "\"" + shadow + "\"");
   if (backend != "cuda") return;
   options.device.module = module.empty() ? built_module("cuda").string() : module;
+  options.device.required = !module.empty() || !shadow.empty();
   if (!budget.empty()) options.device.budget = bytes_from_text(budget, "--vram-budget");
   if (!budget.empty() && options.device.budget == 0)
     throw Error(ErrorKind::usage, "--vram-budget", "holds nothing", "at least one matrix and its window", "\"" + budget + "\"", "Without it all that fits is used.");

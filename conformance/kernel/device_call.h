@@ -1,5 +1,7 @@
 // One op on a device, called as engine/abi.h says: what the checks of kernel scope that run on a device are made of.
 #pragma once
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -14,7 +16,8 @@ namespace assay {
 
 struct DeviceKernels::State {
   std::shared_ptr<Device> device;
-  std::string refused;
+  std::string refused, strayed;
+  size_t guard = 0;   // bytes behind each memory that no op may touch
   std::map<std::string, int64_t> ran;
   AssayLimits limits{};
 };
@@ -36,11 +39,12 @@ class DeviceCall {
   T* up(const std::vector<T>& host) {
     return up(host.data(), host.size());
   }
-  /// What no op may leave: NaN.
+  /// What no op may leave: NaN; the guard behind it has the same bytes.
   template <class T>
   T* room(size_t n, int64_t skip = 0) {
-    memory_.push_back(d_.allocate(std::max<size_t>((n + size_t(skip)) * sizeof(T), 1), op_));
-    d_.fill(memory_.back().data(), 0xff, memory_.back().bytes());
+    const size_t bytes = (n + size_t(skip)) * sizeof(T);
+    memory_.push_back(d_.allocate(std::max<size_t>(bytes + s_.guard, 1), op_));
+    d_.fill(memory_.back().data(), kUnwritten, memory_.back().bytes());
     return memory_.back().as<T>() + skip;
   }
   /// Queued, like the op: valid after finish().
@@ -68,7 +72,7 @@ class DeviceCall {
     const AssayLimits want{std::max(l.rows, rows), std::max(l.columns, columns), std::max(l.heads, heads), std::max(l.head_dim, head_dim),
                            std::max(l.context, context)};
     if (std::memcmp(&want, &l, sizeof l) == 0) return;
-    if (table().reserve) d_.done(table().reserve(handle(), &want), "reserve");
+    if (table().reserve) d_.must(table().reserve(handle(), &want), "reserve");
     l = want;
   }
   /// Whether the module has the op at all.
@@ -81,18 +85,32 @@ class DeviceCall {
   bool ran(int result) {
     if (d_.done(result, op_)) {
       s_.ran[table().variant(handle())]++;
+      guards_.resize(memory_.size() * s_.guard);   // queued behind the op
+      for (size_t i = 0; i < memory_.size(); i++)
+        d_.download(guards_.data() + i * s_.guard, memory_[i].data() + memory_[i].bytes() - s_.guard, s_.guard);
       return true;
     }
     s_.refused = op_;
     return false;
   }
-  void finish() { d_.finish(); }
+  void finish() {
+    d_.finish();
+    const auto wrong = std::find_if(guards_.begin(), guards_.end(), [](uint8_t byte) { return byte != kUnwritten; });
+    if (wrong != guards_.end()) {
+      const size_t at = size_t(wrong - guards_.begin());
+      s_.strayed = fmt::format("{} writes behind the end of its memory: byte {} behind {} bytes is {:#04x}", op_, at % s_.guard,
+                               memory_[at / s_.guard].bytes() - s_.guard, *wrong);
+    }
+    guards_.clear();
+  }
 
  private:
+  static constexpr uint8_t kUnwritten = 0xff;
   DeviceKernels::State& s_;
   Device& d_;
   const char* op_;
   std::vector<DeviceMemory> memory_;
+  std::vector<uint8_t> guards_;   // as the op left them
 };
 
 }  // namespace assay

@@ -33,9 +33,10 @@ CheckOutcome run_on_device(const CheckContext& c, const std::string& device,
   CheckOutcome o;
   const auto d = open_device(c, device, o);
   if (!d) return o;
-  DeviceKernels kernels(d);
+  DeviceKernels kernels(d, device != "simt");
   KernelRun run = c.kernel;
   run.on = device;
+  run.strayed = [&] { return kernels.strayed(); };
   o = cases(kernels, run);
   if (const std::string refused = kernels.refused(); !refused.empty()) o.fail("the module refuses " + refused);
   o.notes.push_back(fmt::format("{}, {}; ran {}", d->info().name, d->info().architecture, kernels.variants()));
@@ -105,9 +106,10 @@ const std::vector<Check>& stranger_checks() {
         if (unit == std::end(units))
           throw Error(ErrorKind::malformed, c.module.string(), fmt::format("declares operands of an unknown type for {}", e.op),
                       "f32, tf32, f16 or bf16", "\"" + type + "\"");
-        DeviceKernels kernels(d);
+        DeviceKernels kernels(d, true);
         KernelRun run = c.kernel;
         run.on = "module --level max_rel --module " + c.module.string();
+        run.strayed = [&] { return kernels.strayed(); };
         o = e.run_stranger(kernels.table(), run, unit->second, [&] { return kernels.refused(); });
         o.notes.push_back(fmt::format("{} on {}; operands {}; ran {}", d->table().name ? d->table().name : "?", d->info().name, type, kernels.variants()));
         return o;

@@ -178,15 +178,17 @@ constexpr Kernels kDeviceTable = {Isa::scalar, linear, quantise, quant_linear, e
 
 }  // namespace
 
-DeviceKernels::DeviceKernels(std::shared_ptr<Device> device) : state_(std::make_unique<State>()) {
+DeviceKernels::DeviceKernels(std::shared_ptr<Device> device, bool guarded) : state_(std::make_unique<State>()) {
   if (current) throw Error(ErrorKind::internal, "device kernels", "two devices at a time");
   state_->device = std::move(device);
+  if (guarded) state_->guard = 256;
   current = state_.get();
 }
 DeviceKernels::~DeviceKernels() { current = nullptr; }
 const Kernels& DeviceKernels::table() const { return kDeviceTable; }
 DeviceKernels::State& DeviceKernels::state() { return *state_; }
 std::string DeviceKernels::refused() { return std::exchange(state_->refused, ""); }
+std::string DeviceKernels::strayed() { return std::exchange(state_->strayed, ""); }
 const std::map<std::string, int64_t>& DeviceKernels::ran() const { return state_->ran; }
 std::string DeviceKernels::variants() const {
   std::string out;

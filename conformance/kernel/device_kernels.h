@@ -15,12 +15,15 @@ namespace assay {
 /// While it lives, table() runs every op on the device: operands up, the op, results down. One at a time.
 class DeviceKernels {
  public:
-  explicit DeviceKernels(std::shared_ptr<Device> device);
+  /// `guarded`: what lies behind an op's memory is looked at after it. The emulation does that itself, of reads too.
+  DeviceKernels(std::shared_ptr<Device> device, bool guarded);
   ~DeviceKernels();
   DeviceKernels(const DeviceKernels&) = delete;
   const Kernels& table() const;
   /// What the module refused since the last call, in words; "" where it did everything that was asked for.
   std::string refused();
+  /// Which write of an op since the last call left its memory, in words; "" where none did.
+  std::string strayed();
   /// Kernels that ran, by name, with how often; and in words.
   const std::map<std::string, int64_t>& ran() const;
   std::string variants() const;

@@ -91,6 +91,8 @@ class KernelBench {
   CheckOutcome take();
 
  private:
+  /// Fails the case that has just run if it wrote where it may not.
+  void end_case();
   const KernelRun run_;
   const std::string op_;
   std::mt19937_64 rng_;

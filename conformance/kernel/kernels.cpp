@@ -85,7 +85,13 @@ std::vector<float> unwritten(size_t n) {
 KernelBench::KernelBench(const Kernels& t, const KernelRun& run, std::string op)
     : target(t), scalar(kernels(Isa::scalar)), run_(run), op_(std::move(op)) {}
 
+void KernelBench::end_case() {
+  if (!run_.strayed) return;
+  if (const std::string words = run_.strayed(); !words.empty()) fail(words);
+}
+
 bool KernelBench::next(std::string what) {
+  end_case();
   case_++;
   if (run_.only < 0 || run_.only == kNoCase) cases_ += what + "\n";
   if (run_.only == kNoCase) ran_++;
@@ -180,6 +186,7 @@ void KernelBench::bound(double got, double want, double limit, int64_t row, int6
 }
 
 CheckOutcome KernelBench::take() {
+  end_case();
   if (run_.only >= 0 && ran_ == 0)
     throw Error(ErrorKind::usage, "--case", "there is no such case of " + op_, fmt::format("0 to {}", case_),
                 std::to_string(run_.only));

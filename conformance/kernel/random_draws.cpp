@@ -204,12 +204,13 @@ void add_random_draw_checks(std::vector<Check>& out) {
         CheckOutcome o;
         const auto d = open_device(c, device, o);
         if (!d) return o;
-        DeviceKernels target(d);
+        DeviceKernels target(d, device != std::string_view("simt"));
         const int64_t first = c.kernel.only < 0 ? 0 : c.kernel.only, last = c.kernel.only < 0 ? draws : first + 1;
         for (int64_t i = first; i < last; i++) {
           Draw draw(c.kernel.seed * 1000003 + uint64_t(i), target.table());
-          const std::string parted = draw.run(), refused = target.refused();
+          const std::string parted = draw.run(), refused = target.refused(), strayed = target.strayed();
           o.compared++;
+          if (!strayed.empty()) o.fail(fmt::format("{}: {} [case {}]", draw.what, strayed, i));
           if (!refused.empty()) o.fail(fmt::format("{}: the module refuses {} [case {}]", draw.what, refused, i));
           else if (!parted.empty()) o.fail(fmt::format("{}: {} [case {}]", draw.what, parted, i));
         }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cuda/simt/context.h"
+#include "cuda/simt/environment.h"
 #include "cuda/simt/fibers.h"
 
 namespace simt::arena {
@@ -175,14 +176,10 @@ void give_back_top(State& s) {
   madvise(s.base + s.touched, before - s.touched, MADV_DONTNEED);
   protect(s.base + s.touched, before - s.touched, PROT_NONE);
 }
-uint64_t total_from_environment() {
-  const char* text = getenv("ASSAY_SIMT_MEMORY");
-  return text && *text ? strtoull(text, nullptr, 10) : kDefaultBytes;
-}
 
 }  // namespace
 
-uint64_t total_bytes() { return total_from_environment(); }
+uint64_t total_bytes() { return number_from("ASSAY_SIMT_MEMORY", kDefaultBytes); }
 uint64_t used_bytes() { return state().used; }
 
 void* allocate(size_t bytes) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/simt/arena.h"
+#include "cuda/simt/environment.h"
 #include "cuda/simt/failures.h"
 #include "cuda/simt/fibers.h"
 
@@ -68,10 +69,6 @@ Host& host() {
 thread_local Stream* capturing = nullptr;  // the stream that this thread captures
 thread_local std::string last_words;       // of the fault that a call of this thread returned last
 
-uint64_t number_from(const char* name, uint64_t otherwise) {
-  const char* text = getenv(name);
-  return text && *text ? strtoull(text, nullptr, 10) : otherwise;
-}
 /// What the emulated device is like.
 unsigned architecture() { return unsigned(number_from("ASSAY_SIMT_ARCHITECTURE", 90)); }
 size_t shared_limit() { return std::min<size_t>(number_from("ASSAY_SIMT_SHARED", kSharedLimit), kSharedLimit); }

@@ -7,7 +7,7 @@
 // the one before them has ended). What the device is like, as it is when it is opened and may not change while it is:
 // ASSAY_SIMT_ARCHITECTURE=80 (90 where not set; older ones have no clusters and no early starts), ASSAY_SIMT_SHARED=bytes of a
 // block, at most the 227 KiB that sm_90 has, ASSAY_SIMT_CLUSTERS (that run at a time, 0: none), ASSAY_SIMT_PROCESSORS,
-// ASSAY_SIMT_MEMORY=bytes.
+// ASSAY_SIMT_MEMORY=bytes. What is no number ends the program (environment.h).
 #pragma once
 #include <cstddef>
 #include <functional>
