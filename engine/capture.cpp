@@ -206,7 +206,7 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
     manifest["device"]["arch"] = info.architecture;
     manifest["device"]["driver"] = info.driver;
     manifest["device"]["module"] = {{"name", d->device().table().name}, {"sources", d->device().table().sources},
-                                    {"fused", o.fused}, {"graph", o.graph}};
+                                    {"path", o.module}, {"fused", o.fused}, {"graph", o.graph}};
   } else if (!engine.device_problem().empty()) {
     manifest["device"]["problem"] = engine.device_problem();
   }

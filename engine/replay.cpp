@@ -6,6 +6,7 @@
 
 #include "dumps/error.h"
 #include "engine/ops/common/rope_table.h"
+#include "engine/replay_device.h"
 
 namespace assay {
 namespace {
@@ -66,6 +67,7 @@ WeightPlace weight_place(const Weights& w, const Node& node) {
 }
 
 NodeRun run_case(const NodeCase& c, const Rewrite& plant) {
+  if (!c.options.device.module.empty()) return run_case_on_device(c);
   // The model has room for every layer and weights for this node alone, where a plant may look for them.
   auto model = std::make_shared<Model>();
   model->config = c.config;

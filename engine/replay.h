@@ -39,7 +39,8 @@ struct NodeRun {
   std::vector<float> value;  // [rows, columns]
   std::string variant;       // as the trace calls it
 };
-/// Runs the node in an engine that has this one node. Throws what `plant` throws.
+/// Runs the node in an engine that has this one node; on a device where c.options names a module (replay_device.h), and then
+/// without `plant`. Throws what `plant` throws.
 NodeRun run_case(const NodeCase& c, const Rewrite& plant = {});
 
 /// Where a node's weight and vector lie in Weights, with their names: "layer.5/w.q", "lm_head"; "" if it has none.

@@ -176,6 +176,7 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
             {"activations", name_of(c.options.activations)},
             {"kv", name_of(c.options.kv)},
             {"planted_faults", r.plants}};
+  if (!c.options.device.module.empty()) j["module"] = c.options.device.module;
   if (!c.weight.empty()) j["weight_type"] = name_of(c.weight.type);
   if (c.node.op == OpKind::embed) j["table_rows"] = c.weight.rows;
   j["config"] = {{"family", c.config.family},     {"layers", c.config.layers},     {"heads", c.config.heads},
@@ -211,6 +212,7 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512vnni, Isa::neon};
   c.options.isa = named(kIsas, j, "isa", where);
   c.options.threads = int(integer(j, "threads", 0, 1024));
+  if (j.contains("module")) c.options.device.module = json_string(j["module"], where + ".module");
   constexpr Activations kKinds[] = {Activations::s16, Activations::s8, Activations::f32};
   c.options.activations = named(kKinds, j, "activations", where);
   constexpr KvType kCaches[] = {KvType::f32, KvType::f16, KvType::bf16};

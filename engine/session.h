@@ -71,6 +71,7 @@ class Engine : private HostSide {
 
   int64_t length(int slot) const { return lengths_.at(slot); }
   void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
+  void plant_length(int slot, int64_t length) { lengths_.at(slot) = length; }   // replays: what is before it counts as written
   const KvLayer& kv(int layer) const;                 // on the host, brought up to date where a device holds the newer copy
   const RopeTable& rope() const { return *rope_; }
   EngineMemory memory() const;

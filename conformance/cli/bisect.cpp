@@ -65,6 +65,7 @@ int run(const BisectCommand& o) {
     o.apply(engine);
     if (o.engine_asked) r.engine = engine;
     if (!o.isa.empty()) r.isa = engine.isa;
+    r.module = engine.device.module;
     replayer = std::make_unique<EngineReplayer>(base, target, std::move(r));
     if (options.compare.level == Level::max_rel &&
         options.compare.tolerance.unit > 0)  // drift is allowed: what is added decides
@@ -110,7 +111,7 @@ void add_bisect(CLI::App& app, int& code) {
       "/tmp/repro\n"
       "  assay bisect goldens/official/qwen3-odd /tmp/target --model goldens/official/qwen3-odd/model --graft "
       "layer.0/q_rope\n"
-      "Options of the engine (--kv, --activations, --isa) are the target's own where its manifest names them.");
+      "Options of the engine (--kv, --activations, --isa, --module) are the target's own where its manifest names them.");
   c->callback([o, c, &code] {
     o->engine_asked = c->count("--kv") + c->count("--activations") + c->count("--isa") > 0;
     code = run(*o);

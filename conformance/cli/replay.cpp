@@ -15,7 +15,7 @@
 namespace assay::cli {
 namespace {
 struct ReplayCommand {
-  std::string repro, isa, json;
+  std::string repro, isa, module, json;
 };
 
 bool same(float a, float b) {
@@ -26,7 +26,10 @@ int run(const ReplayCommand& o) {
   const auto start = std::chrono::steady_clock::now();
   ReproFile r = read_repro(o.repro);
   NodeCase& c = r.c;
-  if (!o.isa.empty()) c.options.isa = isa_from_name(o.isa);
+  if (!o.isa.empty() && !o.module.empty()) throw Error(ErrorKind::usage, "--isa", "is of the CPU", "--module alone", o.isa);
+  if (!o.isa.empty()) c.options.isa = isa_from_name(o.isa), c.options.device.module.clear();
+  if (!o.module.empty()) c.options.device.module = o.module;
+  const bool on_device = !c.options.device.module.empty();
   if (!isa_supported(c.options.isa)) {
     std::cout << fmt::format(
         "not run: the case is pinned to {}, which this machine lacks: not a pass\nnext     assay replay {} --isa {}\n",
@@ -53,7 +56,7 @@ int run(const ReplayCommand& o) {
                                    {"origin", r.origin},
                                    {"op", name_of(c.node.op)},
                                    {"variant", got.variant},
-                                   {"isa", name_of(c.options.isa)},
+                                   {"isa", kernels_of(c.options)},
                                    {"reproduces", differ > 0},
                                    {"as_recorded", as_recorded},
                                    {"elements", got.value.size()},
@@ -76,13 +79,13 @@ int run(const ReplayCommand& o) {
   text += fmt::format("  {:<10} {}, found at {}\n", "node", name_of(c.node.op), r.origin);
   text += fmt::format("  {:<10} {} rows from position {}, {} columns{}\n", "case", c.rows, c.first_position, c.columns,
                       c.node.op == OpKind::linear ? fmt::format(" of {} summed", c.weight.columns) : "");
-  text += fmt::format("  {:<10} {} on {}{}\n", "kernel", got.variant, name_of(c.options.isa),
+  text += fmt::format("  {:<10} {} on {}{}\n", "kernel", got.variant, kernels_of(c.options),
                       r.plants.empty() ? "" : " (a planted fault: wrong on purpose)");
   if (differ)
     text += fmt::format("  {:<10} {}\n", "bytes",
                         as_recorded ? "as when the case was made" : "other ones than when the case was made");
   text += fmt::format("\n  {:<10} {}\n", "next",
-                      differ && c.options.isa != Isa::scalar
+                      differ && (on_device || c.options.isa != Isa::scalar)
                           ? fmt::format("assay replay {} --isa scalar", shell_word(o.repro))
                           : fmt::format("assay inspect {}", shell_word(o.repro)));
   std::cout << text;
@@ -95,7 +98,8 @@ void add_replay(CLI::App& app, int& code) {
   CLI::App* c = app.add_subcommand(
       "replay", "run a reproducer alone: 1 while it reproduces, 0 once the kernel gives the expected bytes");
   c->add_option("repro", o->repro, "folder that assay bisect --repro wrote")->required();
-  c->add_option("--isa", o->isa, "another instruction set than the one it was found on");
+  c->add_option("--isa", o->isa, "the CPU's kernels, of this instruction set, not those that it was found on");
+  c->add_option("--module", o->module, "another device module than the one it was found on");
   c->add_option("--json", o->json, "write a JSONL record to FILE (-: stdout)");
   c->footer(
       "Example:\n  assay bisect /tmp/base /tmp/target --model MODEL --repro /tmp/repro\n  assay replay /tmp/repro");

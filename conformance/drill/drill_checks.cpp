@@ -8,9 +8,11 @@
 
 #include "conformance/drill/engine_replayer.h"
 #include "conformance/drill/graft.h"
+#include "conformance/faults/device_probe.h"
 #include "conformance/faults/faults.h"
 #include "conformance/integration/quantised.h"
 #include "dumps/error.h"
+#include "engine/device.h"
 #include "engine/formats/convert.h"
 #include "engine/formats/hf_tokenizer.h"
 #include "engine/formats/quantise.h"
@@ -49,15 +51,28 @@ Rewrite plant_of(const std::string& name) {
   return name.empty() ? Rewrite() : plant_all({name});
 }
 
+/// The emulated device, as it is or with a fault in its table.
+device_faults::AlterTable module_of(const std::string& name) {
+  if (name != "silu-mul-last") return nullptr;
+  return [](AssayModule& t) {   // the last column of the first row is another value
+    t.silu_mul = [](AssayDevice* d, const AssayBinary* a) {
+      const int result = device_faults::kept.real->silu_mul(d, a);
+      if (result == ASSAY_DONE && a->rows > 0) device_faults::kept.real->fill(d, a->y + a->columns - 1, 0x3f, sizeof(float));
+      return result;
+    };
+  };
+}
+
 void check_repro(const std::filesystem::path& dir, const nlohmann::json& size, const Rewrite& planted,
                  CheckOutcome& out) {
-  const ReproFile r = read_repro(dir);
+  ReproFile r = read_repro(dir);
   const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
   };
   out.compared += 2;
   if (!same(run_case(r.c, planted).value, r.got) || same(r.got, r.expected))
     out.fail("the reproducer does not reproduce");
+  r.c.options.device = {};
   if (!same(run_case(r.c).value, r.expected)) out.fail("the reproducer fails without the fault, too");
   if (r.c.rows != size[0] || r.c.columns != size[1])
     out.fail(fmt::format("the reproducer has {} rows of {} columns, {} of {} are enough", r.c.rows, r.c.columns,
@@ -97,6 +112,12 @@ CheckOutcome drill(const CheckContext& c, const nlohmann::json& row) {
   spec.out = c.work / "base";
   run_dump(model, spec);
   spec.out = c.work / "target";
+  std::optional<device_faults::PlantedModule> module;
+  if (row.contains("module")) {
+    spec.engine.device.module = row.at("module");
+    spec.engine.device.required = true;
+    module.emplace(built_module("simt"), spec.engine.device.module, module_of(spec.engine.device.module));
+  }
   {
     // A model of its own: a fault may write into it.
     const auto engine = make_engine(std::make_shared<Model>(load_model(path)), spec);
@@ -130,7 +151,7 @@ CheckOutcome drill(const CheckContext& c, const nlohmann::json& row) {
     else
       check_repro(how.repro, row.at("repro"), planted, out);
   }
-  if (row.contains("graft")) {
+  if (row.contains("graft") && !r.name.empty()) {
     const GraftResult g = graft(replayer, base, target, row.at("graft"), how.compare, c.work / "grafted");
     out.compared++;
     if (!g.vanished()) out.fail("graft: " + g.text);
@@ -148,7 +169,7 @@ void add_drill_checks(std::vector<Check>& out) {
   // The table is read when a check runs: where the repository lies is known only then. Its ids stand here.
   for (const char* id : {"rope-pairs", "rope-pairs-official", "gqa-tile", "nibbles-swapped", "hash-only", "norm-order",
                          "lm-head-ignored", "eps-1e-5", "weight-overwritten", "wired-wrong", "wired-wrong-stranger",
-                         "rope-pairs-stranger", "cache-row-zeroed", "clean"}) {
+                         "rope-pairs-stranger", "cache-row-zeroed", "clean", "device-silu-mul-last", "device-clean"}) {
     Check k;
     k.id = std::string("drill/") + id;
     k.kind = CheckKind::artifact;

@@ -13,6 +13,7 @@
 #include "dumps/metrics.h"
 #include "dumps/names.h"
 #include "dumps/text.h"
+#include "engine/device.h"
 #include "engine/formats/loader.h"
 #include "engine/ops/common/rope_table.h"
 
@@ -40,6 +41,10 @@ std::optional<T> by_name(const T (&all)[n], const Json* name) {
 }
 
 }  // namespace
+
+std::string kernels_of(const EngineOptions& o) {
+  return o.device.module.empty() ? std::string(name_of(o.isa)) : o.device.module;
+}
 
 DumpOrigin origin_of(const Dump& dump, const std::string& model_hash) {
   DumpOrigin out;
@@ -72,6 +77,14 @@ DumpOrigin origin_of(const Dump& dump, const std::string& model_hash) {
     out.spec.generate.slot = options->value("slot", 0);
     // A set that this machine lacks is answered by the best one it has: all give the same bits.
     if (const auto isa = by_name(kIsas, look(m, "/device/isa")); isa && isa_supported(*isa)) out.spec.engine.isa = *isa;
+    if (const Json* module = look(m, "/device/module")) {
+      DeviceOptions& device = out.spec.engine.device;
+      device.module = module->value("path", "");
+      device.fused = module->value("fused", true);
+      device.graph = module->value("graph", true);
+      device.required = true;
+      out.on = fmt::format("{}, module {}", m.at("device").value("name", "?"), module->value("name", "?"));
+    }
     for (const Json& p : *prompts) {
       Request r;
       r.ids = p.at("ids").get<std::vector<int32_t>>();
@@ -104,16 +117,32 @@ EngineReplayer::EngineReplayer(const Dump& base, const Dump& target, Options opt
     s->origin.spec.engine.threads = options_.threads;
     if (!s->origin.ours && options_.engine) s->origin.spec.engine = *options_.engine;
     if (!s->origin.ours && !options_.engine) s->origin.spec.engine.kv = KvType::f32;
+    find_device(s->origin);
   }
   if (options_.isa) target_.origin.spec.engine.isa = *options_.isa;
 }
 
 EngineReplayer::~EngineReplayer() = default;
 
+/// A side that ran on a device is run again there, or not at all. Planted nodes have bodies of the CPU's: they need none.
+void EngineReplayer::find_device(DumpOrigin& origin) const {
+  if (origin.on.empty()) return;
+  DeviceOptions& device = origin.spec.engine.device;
+  if (!options_.module.empty()) device.module = options_.module.string();
+  if (!origin.plants.empty()) return device = {}, void();
+  try {
+    Device(DeviceModule::load(device.module), device.ordinal);
+  } catch (const Error& e) {
+    origin.ours = false;
+    origin.why_not = fmt::format("made on {}, which can't be had here ({}); --backend cuda --module FILE names it", origin.on, e.what());
+    device = {};
+  }
+}
+
 std::string EngineReplayer::about() const {
   const DumpOrigin& t = target_.origin;
-  std::string out = fmt::format("assay, {} {}, cpu {}", model_->config.family, model_->provenance.quantisation,
-                                name_of(t.spec.engine.isa));
+  std::string out = fmt::format("assay, {} {}, {} {}", model_->config.family, model_->provenance.quantisation,
+                                t.spec.engine.device.module.empty() ? "cpu" : "device module", kernels_of(t.spec.engine));
   if (t.ours) return out + "; the target is run again" + (t.plants.empty() ? "" : " with its planted faults");
   return out + "; the target was " + t.why_not;
 }
@@ -210,9 +239,9 @@ class Keeper : public GenerateObserver {
 
 }  // namespace
 
-/// Runs a side up to the node's pass and keeps what the node depends on; the target's operands are watched. True: an
+/// Runs a side up to the node's pass and keeps what the node depends on; `watched`: what it reads is looked at. True: an
 /// operand became wrong while the engine ran, and only tracking would say behind which node.
-bool EngineReplayer::run_once(Side side, const At& at, bool track) {
+bool EngineReplayer::run_once(Side side, const At& at, bool watched, bool track) {
   SideState& s = side_of(side);
   DumpSpec spec = s.origin.spec;
   if (!spec.generate.batch) spec.requests.resize(size_t(at.prompt) + 1);
@@ -231,7 +260,7 @@ bool EngineReplayer::run_once(Side side, const At& at, bool track) {
   };
   s.kept.clear();
   std::optional<OperandWatch> watch;
-  if (side == Side::target) {
+  if (watched) {
     OperandWatch::Known known;
     known.cache_rows = [&](const char* phase, int64_t rows) {
       std::vector<float> out;
@@ -286,7 +315,16 @@ void EngineReplayer::run_again(Side side, const At& at) {
   if (s.run_for == at.name) return;
   s.run_for = at.name;
   if (!s.origin.ours || size_t(at.prompt) >= s.origin.spec.requests.size()) return;
-  if (run_once(side, at, false)) run_once(side, at, true);
+  // Who watches a node gives it a body of the CPU's: on a device its value is taken first, then what it reads.
+  if (!s.origin.spec.engine.device.module.empty()) {
+    run_once(side, at, false, false);
+    if (side == Side::base) return;
+    const auto values = s.kept;
+    if (run_once(side, at, true, false)) run_once(side, at, true, true);
+    s.kept = values;
+    return;
+  }
+  if (run_once(side, at, side == Side::target, false)) run_once(side, at, true, true);
 }
 
 /// A value of one side in f32: from the dump, or from running the side again. Null: not to be had.
@@ -387,14 +425,15 @@ std::optional<NodeCase> EngineReplayer::make_case(const At& at, Side side, int64
 std::optional<Replay> EngineReplayer::replay_rows(const At& at, Side inputs, int64_t first, int64_t rows) {
   const bool as_target = inputs == Side::base;  // the target's kernel, held against the base's value
   const EngineOptions options = options_of(Side::target);
-  const auto c = make_case(at, inputs, first, rows, options);
+  auto c = make_case(at, inputs, first, rows, options);
   const Values* want = value(inputs, at, at.last_only ? at.prefix + "logits" : at.name);
   if (at.last_only && !want) want = value(inputs, at, at.name);
   if (!c || !want || want->columns != c->columns) return std::nullopt;
+  if (!as_target) c->options.device = {};
   const NodeRun run = run_case(*c, as_target ? target_plant() : Rewrite());
   Replay out;
   out.variant = run.variant;
-  out.isa = name_of(options.isa);
+  out.isa = kernels_of(c->options);
   out.first_row = first;
   out.rows = rows;
   out.columns = c->columns;

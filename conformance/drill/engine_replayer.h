@@ -20,7 +20,10 @@ struct DumpOrigin {
   std::string why_not;              // for people
   DumpSpec spec;                    // requests (fed as they were), options, chunk, batch, slot
   std::vector<std::string> plants;  // planted faults by name
+  std::string on;                   // the device and its module, for people; empty: the CPU
 };
+/// Where an engine's kernels come from: "avx2", or the device module's file.
+std::string kernels_of(const EngineOptions& o);
 /// `model_hash`: of the model at hand.
 DumpOrigin origin_of(const Dump& dump, const std::string& model_hash);
 
@@ -34,6 +37,7 @@ class EngineReplayer : public Replayer {
     std::optional<EngineOptions> engine;  // for sides that are not ours; absent: defaults with an f32 cache
     std::optional<Isa> isa;               // of the target's kernels, in place of its manifest's
     int threads = 0;
+    std::filesystem::path module;         // of dumps made on a device, in place of what their manifests name
     Rewrite plant;  // in place of the faults that the target's manifest names
   };
   /// Both dumps must outlive this. Throws what load_model() throws.
@@ -77,7 +81,8 @@ class EngineReplayer : public Replayer {
   std::optional<At> place(const std::string& node) const;
   const Values* value(Side side, const At& at, const std::string& name);
   void run_again(Side side, const At& at);
-  bool run_once(Side side, const At& at, bool track);
+  bool run_once(Side side, const At& at, bool watched, bool track);
+  void find_device(DumpOrigin& origin) const;
   std::optional<NodeCase> make_case(const At& at, Side values, int64_t first, int64_t rows,
                                     const EngineOptions& options);
   EngineOptions options_of(Side side) const;

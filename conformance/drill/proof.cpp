@@ -79,7 +79,9 @@ std::string EngineReplayer::find_wiring(const std::string& name) {
   const Values* got = at ? value(Side::target, *at, at->last_only ? at->prefix + "logits" : name) : nullptr;
   if (!got || at->last_only) return "";
   const int64_t row = at->rows - 1;  // positions far from 0 tell more
-  auto c = make_case(*at, Side::target, row, 1, options_of(Side::target));
+  EngineOptions reference = options_of(Side::target);
+  reference.device = {};
+  auto c = make_case(*at, Side::target, row, 1, reference);
   if (!c || got->rows != at->rows) return "";
   const float* want = &got->x[size_t(row * got->columns)];
   double spent = 0;
@@ -123,6 +125,7 @@ std::optional<Reproducer> EngineReplayer::reproduce(const std::string& name, con
       r.options.isa = reference.isa;
       r.options.activations = reference.activations;
       r.options.threads = 1;
+      r.options.device = {};
       return !same_bytes(run_case(c, planted).value, run_case(r).value);
     } catch (const Error&) {
       return false;  // the fault has no place in so small a case
@@ -157,6 +160,7 @@ std::optional<Reproducer> EngineReplayer::reproduce(const std::string& name, con
   NodeCase clean = r.c;
   clean.options.isa = reference.isa;
   clean.options.activations = reference.activations;
+  clean.options.device = {};
   r.expected = run_case(clean).value;
   r.got = run_case(r.c, planted).value;
   r.plants = target_.origin.plants;

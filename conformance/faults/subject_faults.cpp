@@ -34,8 +34,8 @@ int run_quietly(const std::string& command) {
 
 /// The emulated engine's dump below c.work. False: there is no Python with numpy.
 bool make_subject(const CheckContext& c, const Asked& a, const std::string& fault, const fs::path& out) {
-  if (run_quietly("python3 -c 'import numpy'") != 0) return false;
-  const std::string command = fmt::format("python3 '{}' {} '{}' --out '{}' --force{}",
+  if (run_quietly("'" ASSAY_PYTHON "' -c 'import numpy'") != 0) return false;
+  const std::string command = fmt::format("'" ASSAY_PYTHON "' '{}' {} '{}' --out '{}' --force{}",
                                           (c.root / "conformance" / "subjects" / "emulate.py").string(), a.engine,
                                           (c.root / "goldens" / "official" / a.case_name).string(), out.string(),
                                           fault.empty() ? "" : " --fault " + fault);
@@ -74,7 +74,7 @@ Finding judge(const CheckContext& c, const std::string& fault, const std::string
   fs::create_directories(c.work);
   Finding f;
   if (!make_subject(c, a, planted ? fault : "", theirs)) {
-    f.not_run = "needs python3 with numpy";
+    f.not_run = "needs numpy, which " ASSAY_PYTHON " does not have";
     return f;
   }
   f = compared(c.root / "goldens" / "official" / a.case_name, mapped(theirs),

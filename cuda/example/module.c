@@ -60,7 +60,7 @@ const AssayModule* assay_module(void) {
   static const AssayModule module = {
       .abi_version = ASSAY_ABI_VERSION, .struct_size = sizeof(AssayModule), .name = "example", .sources = "",
       .error = error, .open = open_device, .close = close_device, .info = info, .counters = counters, .variant = variant,
-      .allocate = allocate, .release = release, .upload = transfer, .download = transfer, .fill = fill, .copy = transfer,
-      .finish = finish, .norm = norm, .silu_mul = silu_mul};
+      .allocate = allocate, .release = release, .allocate_host = allocate, .release_host = release, .upload = transfer,
+      .download = transfer, .fill = fill, .copy = transfer, .finish = finish, .norm = norm, .silu_mul = silu_mul};
   return &module;
 }
