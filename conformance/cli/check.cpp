@@ -10,6 +10,7 @@
 #include "conformance/apart.h"
 #include "conformance/check.h"
 #include "conformance/cli/options.h"
+#include "conformance/cli/progress.h"
 #include "conformance/evidence.h"
 #include "dumps/error.h"
 #include "dumps/text.h"
@@ -132,11 +133,11 @@ int run(const CheckCommand& o) {
     evidence = read_evidence_folder(o.evidence.empty() ? context.root / "conformance" / "evidence" : std::filesystem::path(o.evidence));
     for (const std::string& problem : evidence->problems) std::cerr << "assay: " << problem << "\n";
   }
-  const bool progress = isatty(2);
+  Progress progress;
   bool stop = false;
   for (int round = 0; round < o.repeat && !stop; round++)
     for (size_t i = 0; i < checks.size() && !stop; i++) {
-      if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, checks.size(), checks[i]->id) << std::flush;
+      progress.begins(i, checks.size(), checks[i]->id);
       if (!o.module.empty()) {   // nobody knows what it does
         records.push_back(run_check_apart(*checks[i], context, o.time_limit));
       } else {
@@ -146,7 +147,7 @@ int run(const CheckCommand& o) {
       }
       stop = o.until_fail && records.back()["exit_code"] != kPass && records.back()["exit_code"] != kNotRun;
     }
-  if (progress) std::cerr << "\r\x1b[K";
+  progress.clear();
   std::error_code ignored;
   std::filesystem::remove(context.work, ignored);   // only if nothing failed: then it is empty
   if (!o.json.empty()) write_records(o.json, records);

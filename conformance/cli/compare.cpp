@@ -6,6 +6,7 @@
 #include <set>
 
 #include "conformance/cli/options.h"
+#include "conformance/cli/progress.h"
 #include "dumps/compare.h"
 #include "dumps/error.h"
 #include "dumps/map.h"
@@ -55,15 +56,16 @@ int run(const CompareCommand& o) {
   options.threads = o.threads;
   options.extra = o.extra;
   options.row_errors = !o.json.empty() || !o.html.empty();  // for maps by position
-  if (isatty(2))                                            // a bar on a terminal, silence elsewhere
-    options.progress = [last = int64_t(-1)](int64_t done, int64_t total) mutable {
-      const int64_t percent = total ? 100 * done / total : 100;
-      if (percent == last || total < (int64_t(1) << 28)) return;
-      last = percent;
-      std::cerr << "\rcomparing " << percent << "%" << (percent == 100 ? "\r\x1b[K" : "") << std::flush;
-    };
+  Progress progress;
+  options.progress = [&progress, last = int64_t(-1)](int64_t done, int64_t total) mutable {
+    const int64_t percent = total ? 100 * done / total : 100;
+    if (percent == last || total < (int64_t(1) << 28)) return;
+    last = percent;
+    progress.say("comparing " + std::to_string(percent) + "%");
+  };
   if (!o.model.empty()) add_errors(options, o.model, base, target, true);
   CompareResult result = compare(base, target, options);
+  progress.clear();
   if (!o.model.empty()) warn_of_the_unknown(target, result);
   auto records = to_records(result, base, target);
   std::string kept = o.tolerance.words();  // so that the command which the text ends with judges the same

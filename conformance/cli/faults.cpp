@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/options.h"
+#include "conformance/cli/progress.h"
 #include "conformance/faults/judge.h"
 #include "conformance/faults/mutations.h"
 #include "dumps/error.h"
@@ -34,9 +35,9 @@ int run(const FaultsCommand& o) {
   c.root = find_root(o.root);
   c.work = work.path;
   c.threads = o.threads;
-  const bool progress = isatty(2);
+  Progress progress;
   const auto finish = [&](const std::vector<nlohmann::ordered_json>& records, const std::string& text) {
-    if (progress) std::cerr << "\r\x1b[K";
+    progress.clear();
     if (!o.json.empty()) write_text(o.json, kill_matrix(records).dump(1) + "\n");
     if (!o.html.empty()) write_text(o.html, render_html(records));
     if (o.json != "-") std::cout << text;
@@ -46,9 +47,7 @@ int run(const FaultsCommand& o) {
                : kMismatch;
   };
   if (o.random > 0) {
-    const auto records = random_mutations(c, o.random, o.seed, [&](int64_t i) {
-      if (progress) std::cerr << fmt::format("\r\x1b[K{}/{}", i + 1, o.random) << std::flush;
-    });
+    const auto records = random_mutations(c, o.random, o.seed, [&](int64_t i) { progress.begins(size_t(i), size_t(o.random), ""); });
     return finish(records, render_mutations_text(records));
   }
   const ExpectedFaults table = read_expected(c.root / "conformance" / "faults" / "expected.json");
@@ -70,7 +69,7 @@ int run(const FaultsCommand& o) {
     throw Error(ErrorKind::usage, "assay faults", "no fault is selected", "", "", "assay faults --all runs every one.");
   std::vector<nlohmann::ordered_json> records;
   for (size_t i = 0; i < chosen.size(); i++) {
-    if (progress) std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, chosen.size(), chosen[i]->id) << std::flush;
+    progress.begins(i, chosen.size(), chosen[i]->id);
     const auto row = std::find_if(table.begin(), table.end(), [&](const auto& r) { return r.first == chosen[i]->id; });
     records.push_back(judge_fault(c, *chosen[i], row == table.end() ? std::vector<Expectation>{} : row->second));
   }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/options.h"
+#include "conformance/cli/progress.h"
 #include "conformance/evidence.h"
 #include "conformance/gate.h"
 #include "dumps/error.h"
@@ -82,13 +83,10 @@ int record(const GateCommand& o, const CheckContext& context) {
     return (o.all || c.cost == Cost::fast || c.id == o.filter) && id_matches(o.filter, c.id);
   };
   for (const std::string& b : o.bench) spec.bench.push_back(b);
-  const bool progress = isatty(2);
-  if (progress)
-    spec.progress = [](size_t i, size_t n, const std::string& id) {
-      std::cerr << fmt::format("\r\x1b[K{}/{} {}", i + 1, n, id) << std::flush;
-    };
+  Progress progress;
+  spec.progress = [&](size_t i, size_t n, const std::string& id) { progress.begins(i, n, id); };
   const Recording r = record_evidence(spec);
-  if (progress) std::cerr << "\r\x1b[K";
+  progress.clear();
 
   if (!o.json.empty())
     write_text(o.json, to_json(r).dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
