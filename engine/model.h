@@ -60,12 +60,22 @@ struct Config {
   bool qk_norm = false;      // qwen3, olmo2: q and k are normalised before RoPE
   bool qk_norm_whole = false;  // olmo2: over all heads of a token together; else over each head alone
   bool post_norm = false;    // olmo2: a norm behind attention and FFN, none before them
+  // Mixture of experts; experts 0: every layer's FFN is dense, of width ffn.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;    // each row's k, 1 to experts
+  int64_t expert_ffn = 0;           // inner width of one expert
+  bool norm_topk_prob = false;      // the k weights are divided by their sum
+  int64_t shared_expert_ffn = 0;    // inner width of the expert that every row has besides; 0: none
+  int64_t sparse_step = 1;          // layers i with (i + 1) % sparse_step == 0 have experts,
+  std::vector<int64_t> dense_layers;  // but for these (mlp_only_layers)
   RopeConfig rope;
   int64_t bos = -1;                 // -1: none
   std::vector<int64_t> eos;
 
   /// Columns that q's or k's norm runs over, given their heads: the length of its weight.
   int64_t qk_norm_columns(int64_t of_heads) const { return qk_norm_whole ? of_heads * head_dim : head_dim; }
+  /// Whether a layer's FFN is a mixture of experts.
+  bool has_experts(int64_t layer) const;
 };
 
 struct LayerWeights {
@@ -77,8 +87,15 @@ struct LayerWeights {
   Vector o_bias;                   // [hidden], llama with attention_bias
   Vector attn_post_norm;           // [hidden], olmo2
   Vector ffn_norm;                 // [hidden]; empty: olmo2
-  Matrix gate, up;                 // [ffn, hidden]
+  Matrix gate, up;                 // [ffn, hidden]; empty in a layer of experts
   Matrix down;                     // [hidden, ffn]
+  // A layer of experts: the matrices of all experts behind each other, expert e's rows at e * (rows / experts), as GGUF has them.
+  Matrix router;                   // [experts, hidden]; empty: the layer is dense
+  Matrix expert_gate, expert_up;   // [experts*expert_ffn, hidden]
+  Matrix expert_down;              // [experts*hidden, expert_ffn]
+  Matrix shared_gate, shared_up;   // [shared_expert_ffn, hidden]; empty: no shared expert
+  Matrix shared_down;              // [hidden, shared_expert_ffn]
+  Matrix shared_expert_gate;       // [1, hidden]
   Vector ffn_post_norm;            // [hidden], olmo2
 };
 
