@@ -17,7 +17,7 @@ constexpr std::string_view kPasses[] = {"prefill", "decode", "verify", "mtp_pref
 // stand in the same layer, so one list serves all.
 constexpr std::string_view kPhases[] = {
     // before the layers
-    "embed", "mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_fc",
+    "embed", "mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_concat", "mtp_fc",
     // attention
     "attn_norm", "q_proj", "k_proj", "v_proj", "attn_gate", "q_norm", "k_norm", "q_rope", "k_rope", "attn_context",
     "attn_gated", "o_proj",
@@ -33,7 +33,7 @@ constexpr std::string_view kPhases[] = {
     // behind the layers
     "final_norm", "mtp_norm", "logits", "logits_last", "logits_top_ids", "logits_top_values"};
 // Phases of the whole model that come before the first layer: all up to and including mtp_fc.
-constexpr int kBeforeLayers = 6;
+constexpr int kBeforeLayers = 7;
 
 // Caches, in the order in which DESIGN 5 names them.
 constexpr std::string_view kStates[] = {"k", "v", "conv_state", "recurrent_state"};

@@ -32,6 +32,7 @@ struct Batch {
   std::vector<int32_t> ids;          // one per row, segment after segment
   std::vector<Segment> segments;
   std::vector<int64_t> logit_rows;   // rising; rows whose logits are computed
+  const float* hidden = nullptr;     // mtp passes: [rows, hidden], what Engine::hidden() gave for the rows before
   bool ids_only = false;             // of the logits nothing is wanted but the greedy ids (Engine::greedy)
   int64_t rows() const { return int64_t(ids.size()); }
 };
@@ -51,6 +52,8 @@ struct NodeContext {
   std::span<const int64_t> positions;
   const KvLayer* cache;              // of the node's layer; null outside layers
   const RopeTable* rope;
+  const GdnLayer* gdn = nullptr;     // of the node's layer; null outside layers
+  std::span<const RowSpan> spans = {};   // the batch's segments
 };
 
 class Observer;
@@ -64,6 +67,9 @@ struct PassState {
   Observer* observer;
   Trace* trace;
   int64_t physical;
+  std::vector<RowSpan> spans = {};          // per segment
+  /// Of a batch: places, positions, rows, spans.
+  static PassState of(const Batch& batch, Observer* observer, Trace* trace);
 };
 
 /// One executed node of one physical pass.

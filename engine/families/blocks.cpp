@@ -19,12 +19,27 @@ ValueId post_normed_swiglu_block(ProgramBuilder& b, const Config&, const LayerWe
   return b.add("ffn_residual", x, y);
 }
 
-ValueId attend(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId q, ValueId k, ValueId v) {
+ValueId context_of(ProgramBuilder& b, const Config& c, ValueId q, ValueId k, ValueId v) {
   q = b.rope("q_rope", q, c.heads);
   k = b.rope("k_rope", k, c.kv_heads);
   b.kv_store(k, v);
-  ValueId context = b.attention("attn_context", q);
-  return b.linear("o_proj", context, w.o, w.o_bias, "hidden");
+  return b.attention("attn_context", q);
+}
+
+ValueId attend(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId q, ValueId k, ValueId v) {
+  return b.linear("o_proj", context_of(b, c, q, k, v), w.o, w.o_bias, "hidden");
+}
+
+ValueId gated_attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x) {
+  ValueId h = b.rms_norm("attn_norm", x, w.attn_norm);
+  ValueId q = b.linear("q_proj", h, w.q, w.q_bias, "head*(query, gate)");
+  ValueId k = b.linear("k_proj", h, w.k, w.k_bias, "kv_head*head_dim");
+  ValueId v = b.linear("v_proj", h, w.v, w.v_bias, "kv_head*head_dim");
+  ValueId gate = b.columns("attn_gate", {q}, {{0, c.head_dim, 2 * c.head_dim, 0, c.heads, c.head_dim}}, "head*head_dim");
+  q = b.head_norm("q_norm", q, c.heads, w.q_norm, 2 * c.head_dim);
+  k = b.head_norm("k_norm", k, c.kv_heads, w.k_norm);
+  ValueId gated = b.sigmoid_mul("attn_gated", context_of(b, c, q, k, v), gate);
+  return b.add("attn_residual", x, b.linear("o_proj", gated, w.o, w.o_bias, "hidden"));
 }
 
 ValueId attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x) {
@@ -66,6 +81,7 @@ Program decoder(const Model& m, Block attention, Block ffn) {
   b.leave_layers();
   x = b.rms_norm("final_norm", x, m.weights.final_norm);
   b.logits(x, m.weights.lm_head);
+  if (m.config.mtp_layers > 0) mtp_head(b, m, attention, ffn, x);
   return b.finish();
 }
 

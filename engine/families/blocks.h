@@ -15,6 +15,10 @@ ValueId attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& 
 ValueId normed_attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
 /// Attention of olmo2: no norm before it; q and k are normalised over all heads together; its output is normalised.
 ValueId post_normed_attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
+/// Attention of the hybrids: rows of q are [head][query, gate]; the gate's sigmoid multiplies the context.
+ValueId gated_attention_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
+/// From q and k before RoPE to the context: the cache, and attention over it.
+ValueId context_of(ProgramBuilder& b, const Config& c, ValueId q, ValueId k, ValueId v);
 /// From q and k before RoPE to the output projection: the cache, and attention over it.
 ValueId attend(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId q, ValueId k, ValueId v);
 
@@ -25,7 +29,10 @@ ValueId swiglu_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, 
 /// FFN of olmo2: x + norm(swiglu(x)).
 ValueId post_normed_swiglu_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
 
-/// embed, layers of attention and FFN, final norm, lm_head.
+/// The head of multi-token prediction: one layer of these blocks over an embedding and a hidden state (mtp.cpp).
+void mtp_head(ProgramBuilder& b, const Model& m, Block attention, Block ffn, ValueId final_norm);
+
+/// embed, layers of attention and FFN, final norm, lm_head; an MTP head where the model has one.
 Program decoder(const Model& m, Block attention, Block ffn = swiglu_block);
 
 }  // namespace assay
