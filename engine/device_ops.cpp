@@ -169,6 +169,11 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
       const AssayBinary a{in(0), in(1), out(), rows, columns};
       return op(d, &a);
     }
+    case OpKind::topk:
+    case OpKind::topk_weights:
+    case OpKind::expert_linear:
+    case OpKind::expert_sum:
+    case OpKind::gated_add: return ASSAY_REFUSED;   // abi.h has none of them: the CPU's
   }
   return ASSAY_REFUSED;
 }

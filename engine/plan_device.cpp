@@ -23,7 +23,9 @@ void give_addresses(Model& m) {
   };
   give(m.weights.embed);
   for (LayerWeights& l : m.weights.layers)
-    for (Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) give(*w);
+    for (Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.router, &l.expert_gate, &l.expert_up, &l.expert_down,
+                      &l.shared_gate, &l.shared_up, &l.shared_down, &l.shared_expert_gate})
+      give(*w);
   if (m.config.tied)
     m.weights.lm_head = m.weights.embed;
   else

@@ -17,6 +17,11 @@ std::string_view name_of(OpKind op) {
     case OpKind::attention: return "attention";
     case OpKind::silu_mul: return "silu_mul";
     case OpKind::add: return "add";
+    case OpKind::topk: return "topk";
+    case OpKind::topk_weights: return "topk_weights";
+    case OpKind::expert_linear: return "expert_linear";
+    case OpKind::expert_sum: return "expert_sum";
+    case OpKind::gated_add: return "gated_add";
   }
   return "?";
 }
@@ -111,6 +116,43 @@ ValueId ProgramBuilder::logits(ValueId x, const Matrix& w) {
   n.weight = &w;
   n.requested_rows_only = true;
   return output(n, w.rows, "vocab");
+}
+
+ValueId ProgramBuilder::topk(const char* phase, ValueId logits) {
+  Node& n = node(OpKind::topk, phase, {logits});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  const ValueId ids = output(n, n.chosen, "expert_rank");
+  program_.values[size_t(ids)].ids = true;
+  return ids;
+}
+
+ValueId ProgramBuilder::topk_weights(const char* phase, ValueId logits, ValueId ids) {
+  Node& n = node(OpKind::topk_weights, phase, {logits, ids});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  n.normalised = config_.norm_topk_prob;
+  return output(n, n.chosen, "expert_rank");
+}
+
+ValueId ProgramBuilder::expert_linear(const char* phase, ValueId x, ValueId ids, const Matrix& w, const char* axes) {
+  Node& n = node(OpKind::expert_linear, phase, {x, ids});
+  n.weight = &w;
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  return output(n, n.chosen * (w.rows / n.experts), axes);
+}
+
+ValueId ProgramBuilder::expert_sum(const char* phase, ValueId x, ValueId weights) {
+  Node& n = node(OpKind::expert_sum, phase, {x, weights});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  return output(n, program_.values[size_t(x)].columns / n.chosen, "hidden");
+}
+
+ValueId ProgramBuilder::gated_add(const char* phase, ValueId gate, ValueId shared, ValueId x) {
+  return output(node(OpKind::gated_add, phase, {gate, shared, x}), program_.values[size_t(x)].columns,
+                program_.values[size_t(x)].axes);
 }
 
 }  // namespace assay

@@ -10,7 +10,8 @@
 
 namespace assay {
 
-enum class OpKind : uint8_t { embed, rms_norm, head_norm, linear, rope, kv_store, attention, silu_mul, add };
+enum class OpKind : uint8_t { embed, rms_norm, head_norm, linear, rope, kv_store, attention, silu_mul, add,
+                              topk, topk_weights, expert_linear, expert_sum, gated_add };
 std::string_view name_of(OpKind op);
 
 using ValueId = int32_t;
@@ -25,10 +26,12 @@ struct Node {
   std::string phase;                // names the output: "q_rope"; for a state write the act: "kv_store"
   std::vector<ValueId> inputs;
   ValueId output = kNoValue;        // kNoValue: writes state only
-  const Matrix* weight = nullptr;   // linear, embed
+  const Matrix* weight = nullptr;   // linear, embed, expert_linear
   const Vector* vector = nullptr;   // bias of linear (null: none), weight of rms_norm and head_norm
   int64_t heads = 0, head_dim = 0;  // head_norm, rope, attention, kv_store (heads = kv heads)
   double eps = 0;                   // norms
+  int64_t experts = 0, chosen = 0;  // topk, topk_weights, expert_linear, expert_sum: of all, and of each row
+  bool normalised = false;          // topk_weights: divided by their sum
   bool requested_rows_only = false; // logits: computed for the rows that the batch asks for
   /// Set by planted faults only: runs instead of the backend's kernel. The trace names it `variant`.
   std::function<void(NodeContext&)> replacement;
@@ -43,6 +46,8 @@ struct Value {
   int layer = -1;
   int64_t columns = 0;
   std::string axes;                 // meaning of the columns: "hidden", "head*head_dim", "ffn", "vocab"
+  bool ids = false;                 // whole numbers, exact in f32; a dump has them as I64
+  std::string also = {};            // another phase that this is too: ffn_out of a mixture without shared expert
 };
 
 struct Program {
@@ -70,6 +75,14 @@ class ProgramBuilder {
   ValueId silu_mul(const char* phase, ValueId gate, ValueId up);                     // silu(gate) * up
   ValueId add(const char* phase, ValueId a, ValueId b);
   ValueId logits(ValueId x, const Matrix& w);                                        // linear, for requested rows
+  // Mixture of experts: which experts a row goes to [chosen], with which weights [chosen], by rank; the product of each with
+  // its own rows of w (all experts behind each other), [chosen * w.rows / experts], of x itself or of x's part of that rank.
+  ValueId topk(const char* phase, ValueId logits);
+  ValueId topk_weights(const char* phase, ValueId logits, ValueId ids);
+  ValueId expert_linear(const char* phase, ValueId x, ValueId ids, const Matrix& w, const char* axes);
+  ValueId expert_sum(const char* phase, ValueId x, ValueId weights);
+  ValueId gated_add(const char* phase, ValueId gate, ValueId shared, ValueId x);     // sigmoid(gate) * shared + x
+  void also(ValueId v, const char* phase) { program_.values[size_t(v)].also = phase; }
   Program finish() { return std::move(program_); }
 
  private:

@@ -25,6 +25,13 @@ ValueId swiglu_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, 
 /// FFN of olmo2: x + norm(swiglu(x)).
 ValueId post_normed_swiglu_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
 
+/// The routed experts of h: for each row, those that its router chooses, weighted and added in rank order.
+ValueId experts(ProgramBuilder& b, const LayerWeights& w, ValueId h);
+/// experts(h), and where there is a shared expert, that too: sigmoid(g(h)) * swiglu(h) more.
+ValueId mixture(ProgramBuilder& b, const LayerWeights& w, ValueId h);
+/// x + mixture(norm(x)); of a dense layer swiglu_block.
+ValueId mixture_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
+
 /// embed, layers of attention and FFN, final norm, lm_head.
 Program decoder(const Model& m, Block attention, Block ffn = swiglu_block);
 
