@@ -28,7 +28,8 @@ constexpr std::string_view kPhases[] = {
     "attn_post_norm", "attn_residual",
     // FFN, dense and MoE
     "ffn_norm", "gate_proj", "up_proj", "ffn_act", "down_proj", "router_logits", "router_topk_ids",
-    "router_topk_weights", "moe_out", "shared_expert_gate", "shared_expert_out", "ffn_out",
+    "router_topk_weights", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "moe_out",
+    "shared_expert_gate", "shared_gate_proj", "shared_up_proj", "shared_act", "shared_expert_out", "ffn_out",
     "ffn_post_norm", "ffn_residual",
     // behind the layers
     "final_norm", "mtp_norm", "logits", "logits_last", "logits_top_ids", "logits_top_values"};

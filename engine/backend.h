@@ -37,6 +37,9 @@ struct Batch {
   int64_t rows() const { return int64_t(ids.size()); }
 };
 
+/// The rows of expert e in a matrix of all experts behind each other.
+Matrix expert_of(const Matrix& all, int64_t experts, int64_t e);
+
 /// What a node sees when it runs. Inputs and output are [rows, columns of their value], f32.
 struct NodeContext {
   const Node& node;
@@ -108,6 +111,21 @@ class HostSide {
   virtual void run(size_t node) = 0;
 };
 
+/// Rows of a pass sorted by expert, and what their products need: memory that passes share.
+struct ExpertRows {
+  std::vector<int64_t> first;       // [experts + 1]: where an expert's rows begin in `row`
+  std::vector<int64_t> row;         // row * chosen + rank, expert after expert, rising within one
+  std::vector<int64_t> used;        // experts that have rows, rising
+  std::vector<float> x, y;          // gathered inputs, products, in the order of `row`
+  std::vector<std::byte> codes;     // gathered inputs as integers
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+  size_t bytes() const {
+    return (first.capacity() + row.capacity() + used.capacity()) * sizeof(int64_t) +
+           (x.capacity() + y.capacity() + scales.capacity() + sums.capacity()) * sizeof(float) + codes.capacity();
+  }
+};
+
 /// Runs nodes on the CPU, with the kernels of one instruction set and a pool of threads.
 class CpuBackend {
  public:
@@ -123,6 +141,7 @@ class CpuBackend {
   const std::byte* panels(const Matrix& m) const;
   size_t quantised_bytes() const;     // of activations as integers, as large as a pass has needed so far
   size_t scratch_bytes() const;       // of attention, all workers; without what linear packs
+  size_t expert_bytes() const { return expert_rows_.bytes(); }   // rows gathered by expert
   void begin_pass() { quantised_value_ = kNoValue; }   // values of an earlier pass are no longer known
   void run(NodeContext& c);           // Error{numeric} where a finite k or v overflows an f16 cache
   Isa isa() const { return kernels_->isa; }
@@ -133,7 +152,9 @@ class CpuBackend {
  private:
   void start(int threads);
   void quant_linear(NodeContext& c);
-  void repack_all(const std::vector<const Matrix*>& matrices);
+  void expert_linear(NodeContext& c);
+  const QuantisedRows& quantised_input(const NodeContext& c, int64_t rows, int64_t columns, int code_bytes);
+  void repack_all(const std::vector<Matrix>& matrices);
   const Kernels* kernels_;
   Activations activations_ = Activations::f32;
   std::unordered_map<const std::byte*, const std::byte*> panels_;      // by where the matrix lies
@@ -146,6 +167,7 @@ class CpuBackend {
   std::vector<int32_t> quantised_sums_;
   std::unique_ptr<ThreadPool> pool_;
   std::vector<std::vector<float>> scratch_;  // attention, one per worker
+  ExpertRows expert_rows_;
 };
 
 }  // namespace assay

@@ -67,7 +67,7 @@ Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Req
 void CaptureOptions::check(const Program& program) const {
   for (const std::string& glob : phases) {
     bool used = glob_match(glob, "logits_last") || (state && (glob_match(glob, "k") || glob_match(glob, "v")));
-    for (const Value& v : program.values) used = used || glob_match(glob, v.phase);
+    for (const Value& v : program.values) used = used || glob_match(glob, v.phase) || (!v.also.empty() && glob_match(glob, v.also));
     if (!used) {
       std::string known;
       for (const Value& v : program.values)
@@ -101,7 +101,12 @@ void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
       for (const char* half : {"k", "v"}) d.inputs.push_back("state:layer." + std::to_string(n.layer) + "/" + half);
     d.name = tensor_name(prompt, pass, step, v.layer, v.phase);
     d.shape = {rows, v.columns};
+    if (v.ids) d.dtype = DType::i64;
     if (options_.wants(v.layer, v.phase)) tensors.push_back(d);
+    if (!v.also.empty() && options_.wants(v.layer, v.also)) {
+      tensors.push_back(d);
+      tensors.back().name = tensor_name(prompt, pass, step, v.layer, v.also);
+    }
     if (n.requested_rows_only && pass == Pass::prefill && options_.wants(-1, "logits_last")) {
       d.name = tensor_name(prompt, pass, step, -1, "logits_last");
       d.shape = {1, v.columns};
@@ -126,8 +131,15 @@ void Capture::value(const Batch& batch, const Node& node, const float* data, std
       declare_pass(batch, s.prompt, s.step);
       const int64_t row0 = batch.pass == Pass::prefill ? s.position + rows[first] - start : 0;
       const float* at = data + int64_t(first) * columns;
-      if (options_.wants(v.layer, v.phase))
-        writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, v.layer, v.phase), row0, int64_t(r - first), at);
+      std::vector<int64_t> ids;
+      const void* rows_data = at;
+      if (v.ids) {
+        ids.assign(at, at + int64_t(r - first) * columns);
+        rows_data = ids.data();
+      }
+      for (const std::string& phase : {v.phase, v.also})
+        if (!phase.empty() && options_.wants(v.layer, phase))
+          writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, v.layer, phase), row0, int64_t(r - first), rows_data);
       const bool last = batch.pass == Pass::prefill && s.position + s.rows == int64_t(requests_[s.prompt].ids.size());
       if (node.requested_rows_only && last && options_.wants(-1, "logits_last"))
         writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, -1, "logits_last"), 0, 1,

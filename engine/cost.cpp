@@ -1,5 +1,7 @@
 #include "engine/cost.h"
 
+#include <algorithm>
+
 namespace assay {
 
 PassLoad PassLoad::of_sequence(int64_t first, int64_t rows, KvType kv) {
@@ -99,6 +101,24 @@ NodeCost cost_of(const Node& node, const Program& program, const PassLoad& load)
     case OpKind::columns:
     case OpKind::hidden:
       break;  // bytes alone
+    case OpKind::topk:
+      break;  // comparisons
+    case OpKind::topk_weights:
+      c.operations = rows * (3 * node.experts + 3 * node.chosen);  // x - max, exp, sum; / sum, total, / total
+      break;
+    case OpKind::expert_linear: {
+      c.operations = 2 * rows * node.chosen * (node.weight->rows / node.experts) * node.weight->columns;
+      // Each expert is read once, and no row reads more than its own: what rows that part all the way would need.
+      const int64_t experts = std::min(node.experts, rows * node.chosen);
+      c.weight_bytes += experts * int64_t(node.weight->bytes() / size_t(node.experts));
+      break;
+    }
+    case OpKind::expert_sum:
+      c.operations = 2 * rows * node.chosen * columns;
+      break;
+    case OpKind::gated_add:
+      c.operations = rows * (2 * columns + 4);  // an fma per column; -x, exp, 1 +, 1 / per row
+      break;
   }
   return c;
 }

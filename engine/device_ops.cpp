@@ -179,6 +179,11 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     case OpKind::columns:
     case OpKind::hidden:
       return ASSAY_REFUSED;   // no module has them yet
+    case OpKind::topk:
+    case OpKind::topk_weights:
+    case OpKind::expert_linear:
+    case OpKind::expert_sum:
+    case OpKind::gated_add: return ASSAY_REFUSED;   // abi.h has none of them: the CPU's
   }
   return ASSAY_REFUSED;
 }

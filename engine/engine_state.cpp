@@ -239,6 +239,7 @@ EngineMemory Engine::memory() const {
   for (const auto& b : buffers_) m.values += b.size() * sizeof(float);
   m.quantised = backend_->quantised_bytes();
   m.scratch = backend_->scratch_bytes();
+  m.experts = backend_->expert_bytes();
   return m;
 }
 

@@ -136,6 +136,11 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
 
   const bool integers = o.activations != Activations::f32;
   size_t codes = 0, scales = 0;
+  struct {  // ExpertRows, backend.h
+    int64_t x = 0, y = 0, places = 0, groups = 0;
+    size_t codes = 0;
+    size_t bytes() const { return size_t(x + y + 3 * groups) * sizeof(float) + size_t(places) * sizeof(int64_t) + codes; }
+  } gathered;
   int64_t widest = 0;  // columns of a linear in floats
   std::set<const Matrix*> repacked;  // the head's logits are the model's matrix
   for (size_t i = 0; i < program.nodes.size(); i++) {
@@ -143,18 +148,31 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
     if (!host.ran(i)) continue;  // a device does it
     if (n.op == OpKind::attention)
       p.engine.scratch = threads * size_t(attention_scratch_floats(o.context, c.head_dim)) * sizeof(float);
-    if (n.op != OpKind::linear) continue;
+    if (n.op != OpKind::linear && n.op != OpKind::expert_linear) continue;
     const Matrix& w = *n.weight;
-    const int64_t tokens = n.requested_rows_only ? 1 : rows;
+    const bool experts = n.op == OpKind::expert_linear;
+    // Rows of the input: of an expert_linear one per token, or one per token and rank.
+    const int64_t tokens = n.requested_rows_only ? 1 : rows * (program.values[size_t(n.inputs[0])].columns / w.columns);
+    const int64_t pairs = rows * n.chosen;
+    if (experts) {
+      gathered.y = std::max(gathered.y, pairs * (w.rows / n.experts));
+      gathered.places = std::max(gathered.places, 2 * n.experts + 1 + pairs);
+    }
     if (!integers || !is_quantised(w.type)) {
       widest = std::max(widest, w.columns);
+      if (experts) gathered.x = std::max(gathered.x, pairs * w.columns);
       continue;
     }
-    if (o.isa != Isa::scalar && repacked.insert(&w).second) p.engine.panels += panel_bytes(w);
+    if (o.isa != Isa::scalar && repacked.insert(&w).second) p.engine.panels += experts ? size_t(n.experts) * panel_bytes(expert_of(w, n.experts, 0)) : panel_bytes(w);
+    if (experts) {
+      gathered.codes = std::max(gathered.codes, size_t(pairs * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
+      gathered.groups = std::max(gathered.groups, pairs * (w.columns / 32));
+    }
     codes = std::max(codes, size_t(tokens * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
     scales = std::max(scales, size_t(tokens * (w.columns / 32)) * (sizeof(float) + 2 * sizeof(int32_t)));
   }
   p.engine.quantised = codes + scales;
+  p.engine.experts = gathered.bytes();
   // A worker's rows of packed tokens and weights: 28 at most with many tokens, one with few (ops/linear.cpp).
   p.packing = threads * size_t(widest) * (rows > 3 && o.isa != Isa::scalar ? 28 : 1) * sizeof(float);
   return p;

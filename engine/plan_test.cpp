@@ -72,6 +72,7 @@ TEST(Plan, EveryClassIsWhatTheEngineCounts) {
         EXPECT_EQ(plan.engine.values, real.values) << where;
         EXPECT_EQ(plan.engine.quantised, real.quantised) << where;
         EXPECT_EQ(plan.engine.scratch, real.scratch) << where;
+        EXPECT_EQ(plan.engine.experts, real.experts) << where;
         size_t vectors = model->weights.final_norm.size();
         for (const LayerWeights& l : model->weights.layers)
           vectors += l.attn_norm.size() + l.ffn_norm.size() + l.q_norm.size() + l.k_norm.size() + l.q_bias.size() +

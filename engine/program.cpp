@@ -26,6 +26,11 @@ std::string_view name_of(OpKind op) {
     case OpKind::delta_rule: return "delta_rule";
     case OpKind::columns: return "columns";
     case OpKind::hidden: return "hidden";
+    case OpKind::topk: return "topk";
+    case OpKind::topk_weights: return "topk_weights";
+    case OpKind::expert_linear: return "expert_linear";
+    case OpKind::expert_sum: return "expert_sum";
+    case OpKind::gated_add: return "gated_add";
   }
   return "?";
 }
@@ -57,7 +62,8 @@ Node& ProgramBuilder::node(OpKind op, const char* phase, std::vector<ValueId> in
 
 ValueId ProgramBuilder::output(Node& n, int64_t columns, std::string axes) {
   n.output = ValueId(program_.values.size());
-  program_.values.push_back({n.phase, n.layer, n.mtp, columns, std::move(axes)});
+  program_.values.push_back({n.phase, n.layer, columns, std::move(axes)});
+  program_.values.back().mtp = n.mtp;
   return n.output;
 }
 
@@ -193,6 +199,43 @@ ValueId ProgramBuilder::gated_norm(const char* phase, ValueId x, ValueId z, cons
   n.head_dim = config_.gdn_v_dim;
   n.eps = config_.rms_eps;
   return output(n, program_.values[x].columns, program_.values[x].axes);
+}
+
+ValueId ProgramBuilder::topk(const char* phase, ValueId logits) {
+  Node& n = node(OpKind::topk, phase, {logits});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  const ValueId ids = output(n, n.chosen, "expert_rank");
+  program_.values[size_t(ids)].ids = true;
+  return ids;
+}
+
+ValueId ProgramBuilder::topk_weights(const char* phase, ValueId logits, ValueId ids) {
+  Node& n = node(OpKind::topk_weights, phase, {logits, ids});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  n.normalised = config_.norm_topk_prob;
+  return output(n, n.chosen, "expert_rank");
+}
+
+ValueId ProgramBuilder::expert_linear(const char* phase, ValueId x, ValueId ids, const Matrix& w, const char* axes) {
+  Node& n = node(OpKind::expert_linear, phase, {x, ids});
+  n.weight = &w;
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  return output(n, n.chosen * (w.rows / n.experts), axes);
+}
+
+ValueId ProgramBuilder::expert_sum(const char* phase, ValueId x, ValueId weights) {
+  Node& n = node(OpKind::expert_sum, phase, {x, weights});
+  n.experts = config_.experts;
+  n.chosen = config_.experts_per_token;
+  return output(n, program_.values[size_t(x)].columns / n.chosen, "hidden");
+}
+
+ValueId ProgramBuilder::gated_add(const char* phase, ValueId gate, ValueId shared, ValueId x) {
+  return output(node(OpKind::gated_add, phase, {gate, shared, x}), program_.values[size_t(x)].columns,
+                program_.values[size_t(x)].axes);
 }
 
 }  // namespace assay

@@ -12,7 +12,8 @@
 namespace assay {
 
 enum class OpKind : uint8_t { embed, rms_norm, head_norm, linear, rope, kv_store, attention, silu_mul, add,
-                              sigmoid_mul, sigmoid, l2_norm, gated_norm, decay, conv, delta_rule, columns, hidden };
+                              sigmoid_mul, sigmoid, l2_norm, gated_norm, decay, conv, delta_rule, columns, hidden,
+                              topk, topk_weights, expert_linear, expert_sum, gated_add };
 std::string_view name_of(OpKind op);
 
 /// "layer.3/", "mtp.0/", or "" outside layers.
@@ -37,7 +38,7 @@ struct Node {
   std::string phase;                // names the output: "q_rope"; for a state write the act: "kv_store"
   std::vector<ValueId> inputs;
   ValueId output = kNoValue;        // kNoValue: writes state only
-  const Matrix* weight = nullptr;   // linear, embed
+  const Matrix* weight = nullptr;   // linear, embed, expert_linear
   const Vector* vector = nullptr;   // bias of linear (null: none), weight of rms_norm and head_norm
   int64_t heads = 0, head_dim = 0;  // head_norm, l2_norm, gated_norm, rope, attention, kv_store (heads = kv heads), delta_rule (values)
   int64_t k_heads = 0, k_dim = 0;   // delta_rule
@@ -46,6 +47,8 @@ struct Node {
   double eps = 0;                   // norms but l2_norm
   bool scaled = false;              // l2_norm: times 1 / sqrt(head_dim)
   std::vector<ColumnRun> runs;      // columns
+  int64_t experts = 0, chosen = 0;  // topk, topk_weights, expert_linear, expert_sum: of all, and of each row
+  bool normalised = false;          // topk_weights: divided by their sum
   bool requested_rows_only = false; // logits: computed for the rows that the batch asks for
   /// Set by planted faults only: runs instead of the backend's kernel. The trace names it `variant`.
   std::function<void(NodeContext&)> replacement;
@@ -59,9 +62,11 @@ struct Node {
 struct Value {
   std::string phase;
   int layer = -1;
-  bool mtp = false;
   int64_t columns = 0;
   std::string axes;                 // meaning of the columns: "hidden", "head*head_dim", "ffn", "vocab"
+  bool ids = false;                 // whole numbers, exact in f32; a dump has them as I64
+  bool mtp = false;                 // of the MTP head
+  std::string also = {};            // another phase that this is too: ffn_out of a mixture without shared expert
 };
 
 struct Program {
@@ -105,6 +110,14 @@ class ProgramBuilder {
   ValueId decay(const char* phase, ValueId a, const Vector& w);
   ValueId delta_rule(const char* phase, ValueId q, ValueId k, ValueId v, ValueId beta, ValueId decay);
   ValueId gated_norm(const char* phase, ValueId x, ValueId z, const Vector& w);
+  // Mixture of experts: which experts a row goes to [chosen], with which weights [chosen], by rank; the product of each with
+  // its own rows of w (all experts behind each other), [chosen * w.rows / experts], of x itself or of x's part of that rank.
+  ValueId topk(const char* phase, ValueId logits);
+  ValueId topk_weights(const char* phase, ValueId logits, ValueId ids);
+  ValueId expert_linear(const char* phase, ValueId x, ValueId ids, const Matrix& w, const char* axes);
+  ValueId expert_sum(const char* phase, ValueId x, ValueId weights);
+  ValueId gated_add(const char* phase, ValueId gate, ValueId shared, ValueId x);     // sigmoid(gate) * shared + x
+  void also(ValueId v, const char* phase) { program_.values[size_t(v)].also = phase; }
   Program finish() { return std::move(program_); }
 
  private:

@@ -19,7 +19,14 @@ constexpr LayerMatrix kLayerMatrices[] = {
     {"q_proj", "w.q", &LayerWeights::q},          {"k_proj", "w.k", &LayerWeights::k},
     {"v_proj", "w.v", &LayerWeights::v},          {"o_proj", "w.o", &LayerWeights::o},
     {"gate_proj", "w.gate", &LayerWeights::gate}, {"up_proj", "w.up", &LayerWeights::up},
-    {"down_proj", "w.down", &LayerWeights::down}};
+    {"down_proj", "w.down", &LayerWeights::down}, {"router_logits", "w.router", &LayerWeights::router},
+    {"expert_gate_proj", "w.expert_gate", &LayerWeights::expert_gate},
+    {"expert_up_proj", "w.expert_up", &LayerWeights::expert_up},
+    {"expert_down_proj", "w.expert_down", &LayerWeights::expert_down},
+    {"shared_gate_proj", "w.shared_gate", &LayerWeights::shared_gate},
+    {"shared_up_proj", "w.shared_up", &LayerWeights::shared_up},
+    {"shared_expert_out", "w.shared_down", &LayerWeights::shared_down},
+    {"shared_expert_gate", "w.shared_expert_gate", &LayerWeights::shared_expert_gate}};
 struct LayerVector {
   const char *phase, *name;
   Vector LayerWeights::*member;
@@ -32,7 +39,7 @@ constexpr LayerVector kLayerVectors[] = {
     {"attn_post_norm", "w.attn_post_norm", &LayerWeights::attn_post_norm},
     {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm}};
 
-/// The member of `weights` that a dense family's node of this phase reads; null where it reads none.
+/// The member of `weights` that a family's node of this phase reads; null where it reads none.
 Matrix* matrix_of(Weights& w, const Node& n) {
   if (n.op == OpKind::embed) return &w.embed;
   if (n.layer < 0) return n.op == OpKind::linear ? &w.lm_head : n.op == OpKind::embed ? &w.embed : nullptr;

@@ -20,7 +20,9 @@ constexpr int64_t kReproVersion = 1;
 constexpr int64_t kReproMost = int64_t(1) << 40;  // of any count that a reproducer may state
 
 constexpr OpKind kReproOps[] = {OpKind::embed, OpKind::rms_norm,  OpKind::head_norm, OpKind::linear,
-                                OpKind::rope,  OpKind::attention, OpKind::silu_mul,  OpKind::add};
+                                OpKind::rope,  OpKind::attention, OpKind::silu_mul,  OpKind::add,
+                                OpKind::topk,  OpKind::topk_weights,   OpKind::expert_linear, OpKind::expert_sum,
+                                OpKind::gated_add};
 constexpr WeightType kReproTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0,
                                       WeightType::q4_0, WeightType::q4_1, WeightType::q5_0, WeightType::q5_1,
                                       WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
@@ -167,6 +169,9 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
             {"heads", c.node.heads},
             {"head_dim", c.node.head_dim},
             {"eps", c.node.eps},
+            {"experts", c.node.experts},
+            {"chosen", c.node.chosen},
+            {"normalised", int(c.node.normalised)},
             {"pass", name_of(c.pass)},
             {"step", c.step},
             {"first_position", c.first_position},
@@ -178,6 +183,7 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
             {"planted_faults", r.plants}};
   if (!c.weight.empty()) j["weight_type"] = name_of(c.weight.type);
   if (c.node.op == OpKind::embed) j["table_rows"] = c.weight.rows;
+  if (c.node.op == OpKind::expert_linear) j["weight_columns"] = c.weight.columns;
   j["config"] = {{"family", c.config.family},     {"layers", c.config.layers},     {"heads", c.config.heads},
                  {"kv_heads", c.config.kv_heads}, {"head_dim", c.config.head_dim}, {"rotary", c.config.rope.rotary},
                  {"theta", c.config.rope.theta}};
@@ -200,6 +206,11 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   c.node.phase = json_string(json_get(j, "phase", where), where + ".phase");
   c.node.heads = integer(j, "heads", 0, kReproMost);
   c.node.head_dim = integer(j, "head_dim", 0, 1 << 20);
+  if (j.contains("experts")) {  // older reproducers have none
+    c.node.experts = integer(j, "experts", 0, 1 << 20);
+    c.node.chosen = integer(j, "chosen", 0, c.node.experts);
+    c.node.normalised = integer(j, "normalised", 0, 1) != 0;
+  }
   c.node.eps = json_finite(json_get(j, "eps", where), where + ".eps");
   const std::string pass = json_string(json_get(j, "pass", where), where + ".pass");
   const auto known = pass_from_name(pass);
@@ -235,20 +246,43 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   if ((op == OpKind::rope || op == OpKind::head_norm || op == OpKind::attention) &&
       (by_head != c.columns || by_head == 0))
     refuse("heads * head_dim is not the number of columns");
-  const size_t inputs = op == OpKind::embed ? 0 : op == OpKind::add || op == OpKind::silu_mul ? 2 : 1;
-  const int64_t width = op == OpKind::linear ? in.last_axis("inputs/0") : c.columns;
-  for (size_t i = 0; i < inputs; i++) c.inputs.push_back(in.floats("inputs/" + std::to_string(i), c.rows, width));
-  if (op == OpKind::linear || op == OpKind::embed) {
+  const Node& n = c.node;
+  const bool of_experts = op == OpKind::topk || op == OpKind::topk_weights || op == OpKind::expert_linear || op == OpKind::expert_sum;
+  if (of_experts && (n.experts < 1 || n.chosen < 1)) refuse("an op of experts without experts");
+  std::vector<int64_t> widths;  // of the inputs
+  switch (op) {
+    case OpKind::embed: break;
+    case OpKind::linear: widths = {in.last_axis("inputs/0")}; break;
+    case OpKind::topk: widths = {n.experts}; break;
+    case OpKind::topk_weights: widths = {n.experts, n.chosen}; break;
+    case OpKind::expert_linear: widths = {in.last_axis("inputs/0"), n.chosen}; break;
+    case OpKind::expert_sum: widths = {n.chosen * c.columns, n.chosen}; break;
+    case OpKind::gated_add: widths = {1, c.columns, c.columns}; break;
+    case OpKind::silu_mul:
+    case OpKind::add: widths = {c.columns, c.columns}; break;
+    default: widths = {c.columns};
+  }
+  if ((op == OpKind::topk || op == OpKind::topk_weights) && c.columns != n.chosen) refuse("the columns are not the chosen experts");
+  for (size_t i = 0; i < widths.size(); i++) c.inputs.push_back(in.floats("inputs/" + std::to_string(i), c.rows, widths[i]));
+  if (op == OpKind::topk_weights || op == OpKind::expert_linear)
+    for (float id : c.inputs[1])
+      if (!(id == -1 || (id >= 0 && id < float(n.experts) && id == std::floor(id)))) refuse("an expert's id is none");
+  if (op == OpKind::linear || op == OpKind::embed || op == OpKind::expert_linear) {
     c.weight.type = named(kReproTypes, j, "weight_type", where);
     const DType type = weight_dtype(c.weight.type);
-    c.weight.columns = op == OpKind::linear ? width : c.columns;
+    c.weight.columns = op == OpKind::embed ? c.columns : widths[0];
+    if (op == OpKind::expert_linear) {
+      if (c.columns % n.chosen != 0) refuse("the columns are no whole products");
+      c.weight.columns = integer(j, "weight_columns", 1, kReproMost);
+      if (widths[0] != c.weight.columns && widths[0] != n.chosen * c.weight.columns) refuse("the input does not fit the weight");
+    }
     if (c.weight.columns % block_elements(c.weight.type) != 0) refuse("the weight's columns are no whole blocks");
     std::vector<int64_t> ids;
     if (op == OpKind::embed) {
       ids = in.integers("ids", c.rows);
       c.weight.rows = integer(j, "table_rows", 1, kReproMost);
     } else {
-      c.weight.rows = c.columns;
+      c.weight.rows = op == OpKind::linear ? c.columns : n.experts * (c.columns / n.chosen);
     }
     for (int64_t id : ids) {
       if (id < 0 || id >= c.weight.rows) refuse("an id is outside the table");

@@ -176,6 +176,12 @@ NodeCase shrink(NodeCase c, const Fails& fails) {
     case OpKind::add:
       narrow(c, c.columns, keep_elements, fails);
       break;
+    case OpKind::topk:
+    case OpKind::topk_weights:
+    case OpKind::expert_linear:
+    case OpKind::expert_sum:
+    case OpKind::gated_add:
+      break;  // a row's columns belong together
     case OpKind::kv_store:
       break;  // writes state: no case of its own
   }

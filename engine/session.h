@@ -36,7 +36,8 @@ struct EngineMemory {
   size_t values = 0;       // buffers of node values, f32
   size_t quantised = 0;    // activations as integers
   size_t scratch = 0;      // of attention, all workers
-  size_t total() const { return panels + kv + gdn + rope + values + quantised + scratch; }
+  size_t experts = 0;      // rows gathered by expert
+  size_t total() const { return panels + kv + gdn + rope + values + quantised + scratch + experts; }
 };
 
 /// Fills in the context where it is 0. Throws Error{usage} for what no engine can have.

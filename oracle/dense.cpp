@@ -62,6 +62,23 @@ class Lines {
   Value add(const char* phase, const Value& a, const Value& b) {
     return tapped(phase, {oracle::add(a.m, b.m), made_from({&a, &b})});
   }
+  Value topk(const char* phase, const Value& logits, int64_t chosen) {
+    return tapped(phase, {oracle::topk(logits.m, chosen), made_from({&logits})});
+  }
+  Value topk_weights(const char* phase, const Value& logits, const Value& ids, bool normalised) {
+    return tapped(phase, {oracle::topk_weights(logits.m, ids.m, normalised), made_from({&logits, &ids})});
+  }
+  Value expert_linear(const char* phase, const Value& x, const Value& ids, const WeightRows& w, int64_t experts) {
+    return tapped(phase, {oracle::expert_linear(x.m, ids.m, w, experts, threads_), made_from({&x, &ids})});
+  }
+  Value expert_sum(const char* phase, const Value& x, const Value& weights) {
+    return tapped(phase, {oracle::expert_sum(x.m, weights.m), made_from({&x, &weights})});
+  }
+  Value gated_add(const char* phase, const Value& gate, const Value& shared, const Value& x) {
+    return tapped(phase, {oracle::gated_add(gate.m, shared.m, x.m), made_from({&gate, &shared, &x})});
+  }
+  /// The same value under another name.
+  Value again(const char* phase, const Value& x) { return tapped(phase, {x.m, made_from({&x})}); }
   /// The asked rows of x alone.
   Value rows(const Value& x, std::span<const int64_t> rows) {
     Value out{Matrix64(int64_t(rows.size()), x.m.columns), x.from};
@@ -87,14 +104,43 @@ class Lines {
   std::vector<int64_t> positions_;
 };
 
+/// The FFN of a layer of experts, h already normed.
+Value mixture(Lines& line, const Config& c, const LayerWeights64& w, const Value& h) {
+  const Value logits = line.linear("router_logits", h, w.router);
+  const Value ids = line.topk("router_topk_ids", logits, c.experts_per_token);
+  const Value weights = line.topk_weights("router_topk_weights", logits, ids, c.norm_topk_prob);
+  const Value gate = line.expert_linear("expert_gate_proj", h, ids, w.expert_gate, c.experts);
+  const Value up = line.expert_linear("expert_up_proj", h, ids, w.expert_up, c.experts);
+  const Value act = line.silu_mul("expert_act", gate, up);
+  const Value down = line.expert_linear("expert_down_proj", act, ids, w.expert_down, c.experts);
+  const Value routed = line.expert_sum("moe_out", down, weights);
+  if (c.shared_expert_ffn == 0) return line.again("ffn_out", routed);
+  const Value opening = line.linear("shared_expert_gate", h, w.shared_expert_gate);
+  const Value shared_gate = line.linear("shared_gate_proj", h, w.shared_gate);
+  const Value shared_up = line.linear("shared_up_proj", h, w.shared_up);
+  const Value shared_act = line.silu_mul("shared_act", shared_gate, shared_up);
+  const Value shared = line.linear("shared_expert_out", shared_act, w.shared_down);
+  return line.gated_add("ffn_out", opening, shared, routed);
+}
+
 }  // namespace
 
 std::string value_name(int layer, std::string_view phase) {
   return layer < 0 ? std::string(phase) : fmt::format("layer.{}/{}", layer, phase);
 }
 
+bool is_ids(std::string_view phase) {
+  return phase == "router_topk_ids";
+}
+
 std::string axes_of(std::string_view phase) {
   if (phase == "logits" || phase == "logits_last") return "vocab";
+  if (phase == "router_logits") return "expert";
+  if (phase == "router_topk_ids" || phase == "router_topk_weights") return "expert_rank";
+  if (phase == "expert_gate_proj" || phase == "expert_up_proj" || phase == "expert_act") return "expert_rank*expert_ffn";
+  if (phase == "expert_down_proj") return "expert_rank*hidden";
+  if (phase == "shared_expert_gate") return "1";
+  if (phase == "shared_gate_proj" || phase == "shared_up_proj" || phase == "shared_act") return "ffn";
   if (phase == "gate_proj" || phase == "up_proj" || phase == "ffn_act") return "ffn";
   if (phase == "q_proj" || phase == "q_norm" || phase == "q_rope" || phase == "attn_context") return "head*head_dim";
   if (phase == "k_proj" || phase == "v_proj" || phase == "k_norm" || phase == "k_rope") return "kv_head*head_dim";
@@ -109,7 +155,16 @@ std::vector<std::string> phases_of(const Config& c) {
   if (c.qk_norm) more({"q_norm", "k_norm"});
   more({"q_rope", "k_rope", "attn_context", "o_proj"});
   more({c.post_norm ? "attn_post_norm" : "attn_residual", c.post_norm ? "attn_residual" : "ffn_norm"});
-  more({"gate_proj", "up_proj", "ffn_act", "down_proj"});
+  bool dense = false;
+  for (int64_t l = 0; l < c.layers; l++) dense = dense || !c.has_experts(l);
+  if (dense) more({"gate_proj", "up_proj", "ffn_act", "down_proj"});
+  if (c.experts > 0) {
+    more({"router_logits", "router_topk_ids", "router_topk_weights", "expert_gate_proj", "expert_up_proj", "expert_act",
+          "expert_down_proj", "moe_out"});
+    if (c.shared_expert_ffn > 0)
+      more({"shared_expert_gate", "shared_gate_proj", "shared_up_proj", "shared_act", "shared_expert_out"});
+    more({"ffn_out"});
+  }
   if (c.post_norm) more({"ffn_post_norm"});
   more({"ffn_residual", "final_norm", "logits"});
   return out;
@@ -148,10 +203,14 @@ Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache
     x = line.add("attn_residual", x, y);
 
     h = c.post_norm ? x : line.norm("ffn_norm", x, w.ffn_norm, c.rms_eps);
-    const Value gate = line.linear("gate_proj", h, w.gate);
-    const Value up = line.linear("up_proj", h, w.up);
-    const Value act = line.silu_mul("ffn_act", gate, up);
-    y = line.linear("down_proj", act, w.down);
+    if (c.has_experts(l)) {
+      y = mixture(line, c, w, h);
+    } else {
+      const Value gate = line.linear("gate_proj", h, w.gate);
+      const Value up = line.linear("up_proj", h, w.up);
+      const Value act = line.silu_mul("ffn_act", gate, up);
+      y = line.linear("down_proj", act, w.down);
+    }
     if (c.post_norm) y = line.norm("ffn_post_norm", y, w.ffn_post_norm, c.rms_eps);
     x = line.add("ffn_residual", x, y);
   }

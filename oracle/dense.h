@@ -1,4 +1,4 @@
-// The forward pass of the dense decoders (llama, olmo2, qwen2, qwen3, the text decoder of qwen3_vl) in float64, line by
+// The forward pass of the decoders (llama, olmo2, qwen2, qwen3, qwen3_moe, the text decoder of qwen3_vl) in float64, line by
 // line as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
 // Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py,
 // modeling_qwen3_vl.py.
@@ -50,6 +50,8 @@ class Tap {
 
 /// The name of a value inside a pass: "layer.3/q_proj", "embed".
 std::string value_name(int layer, std::string_view phase);
+/// Whether a phase's values are ids, which dumps have as I64.
+bool is_ids(std::string_view phase);
 /// Meaning of a phase's columns, as dumps say it: "hidden", "head*head_dim", "ffn", "vocab".
 std::string axes_of(std::string_view phase);
 /// The phases of a family's pass in execution order, those of layers once.

@@ -25,7 +25,13 @@ class Recorder final : public Tap {
     if (o_.capture.wants(layer, phase) && !(is_logits && v.m.rows < int64_t(pass.ids.size()))) {
       TensorDecl d = declare(pass, layer, phase, v);
       d.shape = {v.m.rows, v.m.columns};
-      writer_.write(d, v.m.v.data());
+      if (is_ids(phase)) {
+        const std::vector<int64_t> ids(v.m.v.begin(), v.m.v.end());
+        d.dtype = DType::i64;
+        writer_.write(d, ids.data());
+      } else {
+        writer_.write(d, v.m.v.data());
+      }
     }
     if (is_logits && pass.pass == Pass::prefill && o_.capture.wants(-1, "logits_last")) {
       TensorDecl d = declare(pass, layer, "logits_last", v);

@@ -87,6 +87,21 @@ AttentionMagnitude attention_magnitude(const Matrix64& q, const Matrix64& k, con
 Matrix64 silu_mul(const Matrix64& gate, const Matrix64& up);
 Matrix64 add(const Matrix64& a, const Matrix64& b);
 
+// Mixture of experts (arXiv:1701.06538; transformers modeling_qwen3_moe.py). Ids are whole numbers as doubles, -1: none.
+/// The `chosen` largest of each row, by falling value, ties to the lower id: ids [T, chosen]. A row with a NaN: all -1.
+Matrix64 topk(const Matrix64& logits, int64_t chosen);
+/// Of the chosen ones, softmax over all experts, [T, chosen]; `normalised`: divided by their sum. NaN where the id is -1.
+Matrix64 topk_weights(const Matrix64& logits, const Matrix64& ids, bool normalised);
+/// y[t, r] = w[ids[t, r]] x[t] or, where x has a part per rank, x[t, r]. w [experts*N, K]: all experts behind each other;
+/// y [T, chosen*N]; x [T, K] or [T, chosen*K]. NaN where the id is -1. One expert after another, each with its rows only.
+Matrix64 expert_linear(const Matrix64& x, const Matrix64& ids, const WeightRows& w, int64_t experts, int threads = 0);
+/// The same of |x| and |w|: what rounding bounds are made of.
+Matrix64 expert_magnitude(const Matrix64& x, const Matrix64& ids, const WeightRows& w, int64_t experts, int threads = 0);
+/// sum_r weights[t, r] x[t, r]. x [T, chosen*N], weights [T, chosen].
+Matrix64 expert_sum(const Matrix64& x, const Matrix64& weights);
+/// x + shared / (1 + exp(-gate)). gate [T, 1].
+Matrix64 gated_add(const Matrix64& gate, const Matrix64& shared, const Matrix64& x);
+
 /// The index of the largest value, ties to the lower one; -1 if a value is NaN.
 int64_t argmax(std::span<const double> row);
 

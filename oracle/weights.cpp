@@ -49,6 +49,12 @@ struct Weights64::Source {
             }};
   }
 
+  /// All experts behind each other, [experts*rows, columns]. A file has them so, or one tensor each, or (folders) gate
+  /// and up of an expert in one tensor, gate first.
+  virtual WeightRows experts(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const {
+    return matrix(layer, role, config.experts * rows, columns);
+  }
+
   std::vector<double> vector(int64_t layer, const char* TensorNames::*role, int64_t n,
                              const char* kind = "weight") const {
     const Stored s = find(layer, role, kind);
@@ -74,6 +80,7 @@ std::string tensor_name(const TensorNames& names, int64_t layer, const char* Ten
 /// [n] as one row, [rows, columns] as it is.
 std::pair<int64_t, int64_t> matrix_shape(const std::vector<int64_t>& shape) {
   if (shape.size() == 1) return {1, shape[0]};
+  if (shape.size() == 3) return {shape[0] * shape[1], shape[2]};  // of experts
   return shape.size() == 2 ? std::pair(shape[0], shape[1]) : std::pair<int64_t, int64_t>(0, 0);
 }
 
@@ -96,7 +103,38 @@ struct HfSource final : Weights64::Source {
   }
 
   Stored find(int64_t layer, const char* TensorNames::*role, const char* kind) const override {
-    const std::string plain = tensor_name(kHfNames, layer, role, kind);
+    return named(tensor_name(kHfNames, layer, role, kind));
+  }
+
+  WeightRows experts(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const override {
+    const std::string stem = fmt::format("{}{}.mlp.experts.", kHfNames.layer, layer);
+    const bool gate = role == &TensorNames::expert_gate, down = role == &TensorNames::expert_down;
+    std::vector<Stored> each;
+    int64_t stride = rows, offset = 0;  // of an expert's rows in its tensor
+    if (const Stored fused = named(stem + (down ? "down_proj" : "gate_up_proj")); fused.data) {
+      stride = down ? rows : 2 * rows;
+      offset = down || gate ? 0 : rows;
+      for (int64_t e = 0; e < config.experts; e++) {
+        Stored s = fused;
+        s.data += size_t(e * stride + offset) * row_bytes(s.type, columns);
+        each.push_back(s);
+      }
+    } else {
+      const char* projection = down ? "down_proj" : gate ? "gate_proj" : "up_proj";
+      for (int64_t e = 0; e < config.experts; e++) each.push_back(named(fmt::format("{}{}.{}.weight", stem, e, projection)));
+    }
+    for (const Stored& s : each)
+      if (!s.data || s.columns != columns)
+        throw Error(ErrorKind::internal, provenance.path, fmt::format("the oracle does not find experts of layer {}", layer));
+    return {config.experts * rows, columns, [each, rows, columns](int64_t first, int64_t n, double* out) {
+              for (int64_t r = first; r < first + n; r++, out += columns) {
+                const Stored& s = each[size_t(r / rows)];
+                widen(s.type, s.data + size_t(r % rows) * row_bytes(s.type, columns), columns, out);
+              }
+            }};
+  }
+
+  Stored named(const std::string& plain) const {
     std::vector<std::string> spellings = {plain, "language_model." + plain};
     if (plain.starts_with("model."))
       for (const char* prefix : {"model.language_model.", "language_model.model.", "model.text_model."})
@@ -165,6 +203,14 @@ struct ModelSource final : Weights64::Source {
     if (role == &N::gate) return of(l.gate);
     if (role == &N::up) return of(l.up);
     if (role == &N::down) return of(l.down);
+    if (role == &N::router) return of(l.router);
+    if (role == &N::expert_gate) return of(l.expert_gate);
+    if (role == &N::expert_up) return of(l.expert_up);
+    if (role == &N::expert_down) return of(l.expert_down);
+    if (role == &N::shared_gate) return of(l.shared_gate);
+    if (role == &N::shared_up) return of(l.shared_up);
+    if (role == &N::shared_down) return of(l.shared_down);
+    if (role == &N::shared_expert_gate) return of(l.shared_expert_gate);
     throw Error(ErrorKind::internal, provenance.path, "the oracle asks for a tensor that it does not know of a model");
   }
 };
@@ -245,9 +291,22 @@ LayerWeights64 Weights64::layer(int64_t i) const {
   l.k = s.matrix(i, &N::k, kv_rows, c.hidden);
   l.v = s.matrix(i, &N::v, kv_rows, c.hidden);
   l.o = s.matrix(i, &N::o, c.hidden, q_rows);
-  l.gate = s.matrix(i, &N::gate, c.ffn, c.hidden);
-  l.up = s.matrix(i, &N::up, c.ffn, c.hidden);
-  l.down = s.matrix(i, &N::down, c.hidden, c.ffn);
+  if (!c.has_experts(i)) {
+    l.gate = s.matrix(i, &N::gate, c.ffn, c.hidden);
+    l.up = s.matrix(i, &N::up, c.ffn, c.hidden);
+    l.down = s.matrix(i, &N::down, c.hidden, c.ffn);
+    return l;
+  }
+  l.router = s.matrix(i, &N::router, c.experts, c.hidden);
+  l.expert_gate = s.experts(i, &N::expert_gate, c.expert_ffn, c.hidden);
+  l.expert_up = s.experts(i, &N::expert_up, c.expert_ffn, c.hidden);
+  l.expert_down = s.experts(i, &N::expert_down, c.hidden, c.expert_ffn);
+  if (c.shared_expert_ffn > 0) {
+    l.shared_gate = s.matrix(i, &N::shared_gate, c.shared_expert_ffn, c.hidden);
+    l.shared_up = s.matrix(i, &N::shared_up, c.shared_expert_ffn, c.hidden);
+    l.shared_down = s.matrix(i, &N::shared_down, c.hidden, c.shared_expert_ffn);
+    l.shared_expert_gate = s.matrix(i, &N::shared_expert_gate, 1, c.hidden);
+  }
   return l;
 }
 

@@ -20,6 +20,9 @@ struct LayerWeights64 {
   std::vector<double> q_bias, k_bias, v_bias;  // [rows of q, k, v], qwen2
   std::vector<double> o_bias;                  // [hidden], llama with attention_bias
   WeightRows q, k, v, o, gate, up, down;
+  // A layer of experts (rows of router 0: a dense one): all experts behind each other, as engine/model.h has them.
+  WeightRows router, expert_gate, expert_up, expert_down;
+  WeightRows shared_gate, shared_up, shared_down, shared_expert_gate;  // rows 0: no shared expert
 };
 
 class Weights64 {

@@ -224,6 +224,12 @@ class DeviceRig : public OpRig {
         return queue(t_.silu_mul, AssayBinary{inputs_[0], inputs_[1], output_, rows, s.columns});
       case OpKind::add:
         return queue(t_.add, AssayBinary{inputs_[0], inputs_[1], output_, rows, s.columns});
+      case OpKind::topk:
+      case OpKind::topk_weights:
+      case OpKind::expert_linear:
+      case OpKind::expert_sum:
+      case OpKind::gated_add:
+        return false;  // op_bench.cpp offers none of them
     }
     return false;
   }

@@ -63,6 +63,16 @@ std::vector<double> exact_value(const NodeCase& c) {
       return oracle::silu_mul(x[0], x[1]).v;
     case OpKind::add:
       return oracle::add(x[0], x[1]).v;
+    case OpKind::topk:
+      return oracle::topk(x[0], n.chosen).v;
+    case OpKind::topk_weights:
+      return oracle::topk_weights(x[0], x[1], n.normalised).v;
+    case OpKind::expert_linear:
+      return oracle::expert_linear(x[0], x[1], weight_of(c), n.experts, c.options.threads).v;
+    case OpKind::expert_sum:
+      return oracle::expert_sum(x[0], x[1]).v;
+    case OpKind::gated_add:
+      return oracle::gated_add(x[0], x[1], x[2]).v;
     case OpKind::kv_store:
       break;
   }

@@ -88,6 +88,18 @@ bool runs_changed(const Node& n, Activations kind, const Kernels& a, const Kerne
       return a.silu_mul != b.silu_mul;
     case OpKind::add:
       return a.add != b.add;
+    case OpKind::topk:
+      return a.topk != b.topk;
+    case OpKind::topk_weights:
+      return a.topk_weights != b.topk_weights;
+    case OpKind::expert_linear:
+      if (is_quantised(n.weight->type) && kind != Activations::f32)
+        return a.quantise != b.quantise || a.quant_linear != b.quant_linear;
+      return a.linear != b.linear;
+    case OpKind::expert_sum:
+      return a.expert_sum != b.expert_sum;
+    case OpKind::gated_add:
+      return a.gated_add != b.gated_add;
   }
   return false;
 }

@@ -32,6 +32,13 @@ ValueId post_normed_swiglu_block(ProgramBuilder& b, const Config& c, const Layer
 /// The head of multi-token prediction: one layer of these blocks over an embedding and a hidden state (mtp.cpp).
 void mtp_head(ProgramBuilder& b, const Model& m, Block attention, Block ffn, ValueId final_norm);
 
+/// The routed experts of h: for each row, those that its router chooses, weighted and added in rank order.
+ValueId experts(ProgramBuilder& b, const LayerWeights& w, ValueId h);
+/// experts(h), and where there is a shared expert, that too: sigmoid(g(h)) * swiglu(h) more.
+ValueId mixture(ProgramBuilder& b, const LayerWeights& w, ValueId h);
+/// x + mixture(norm(x)); of a dense layer swiglu_block.
+ValueId mixture_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x);
+
 /// embed, layers of attention and FFN, final norm, lm_head; an MTP head where the model has one.
 Program decoder(const Model& m, Block attention, Block ffn = swiglu_block);
 

@@ -64,10 +64,88 @@ class Assembler {
     } else {
       l.ffn_norm = vector(weight(n_.ffn_norm), c_.hidden, "[hidden]");
     }
+    if (c_.has_experts(i)) {
+      experts(l, stem);
+      return l;
+    }
     l.gate = matrix(weight(n_.gate), c_.ffn, c_.hidden, "[ffn, hidden]");
     l.up = matrix(weight(n_.up), c_.ffn, c_.hidden, "[ffn, hidden]");
     l.down = matrix(weight(n_.down), c_.hidden, c_.ffn, "[hidden, ffn]");
     return l;
+  }
+
+  void experts(LayerWeights& l, const std::string& stem) {
+    auto weight = [&](const char* name) { return stem + name + ".weight"; };
+    l.router = float_matrix(weight(n_.router), c_.experts, c_.hidden, "[experts, hidden]");
+    const std::string folder = stem + kHfExperts;
+    if (n_.layer == kGgufNames.layer) {
+      l.expert_gate = stacked(weight(n_.expert_gate), c_.expert_ffn, c_.hidden, "[experts, expert_ffn, hidden]");
+      l.expert_up = stacked(weight(n_.expert_up), c_.expert_ffn, c_.hidden, "[experts, expert_ffn, hidden]");
+      l.expert_down = stacked(weight(n_.expert_down), c_.hidden, c_.expert_ffn, "[experts, hidden, expert_ffn]");
+    } else if (tensors_.find(folder + "gate_up_proj")) {
+      const Matrix both = stacked(folder + "gate_up_proj", 2 * c_.expert_ffn, c_.hidden, "[experts, 2 * expert_ffn, hidden]");
+      std::vector<const std::byte*> gate, up;
+      for (int64_t e = 0; e < c_.experts; e++) {
+        gate.push_back(o_.outline ? both.data : both.row(2 * e * c_.expert_ffn));
+        up.push_back(o_.outline ? both.data : both.row((2 * e + 1) * c_.expert_ffn));
+      }
+      l.expert_gate = joined(both.type, c_.expert_ffn, c_.hidden, gate);
+      l.expert_up = joined(both.type, c_.expert_ffn, c_.hidden, up);
+      l.expert_down = stacked(folder + "down_proj", c_.hidden, c_.expert_ffn, "[experts, hidden, expert_ffn]");
+    } else {
+      l.expert_gate = one_by_one(folder, n_.expert_gate, c_.expert_ffn, c_.hidden, "[expert_ffn, hidden]");
+      l.expert_up = one_by_one(folder, n_.expert_up, c_.expert_ffn, c_.hidden, "[expert_ffn, hidden]");
+      l.expert_down = one_by_one(folder, n_.expert_down, c_.hidden, c_.expert_ffn, "[hidden, expert_ffn]");
+    }
+    if (c_.shared_expert_ffn == 0) return;
+    l.shared_gate = matrix(weight(n_.shared_gate), c_.shared_expert_ffn, c_.hidden, "[shared_expert_ffn, hidden]");
+    l.shared_up = matrix(weight(n_.shared_up), c_.shared_expert_ffn, c_.hidden, "[shared_expert_ffn, hidden]");
+    l.shared_down = matrix(weight(n_.shared_down), c_.hidden, c_.shared_expert_ffn, "[hidden, shared_expert_ffn]");
+    l.shared_expert_gate = float_matrix(weight(n_.shared_expert_gate), 1, c_.hidden, "[1, hidden]");
+  }
+
+  /// A matrix that is never quantised: routers choose by the float rule, and files keep them so.
+  Matrix float_matrix(const std::string& key, int64_t rows, int64_t columns, const char* meaning) {
+    SourceTensor* t = tensors_.find(key);
+    if (t && rows == 1 && t->shape == std::vector<int64_t>{columns}) t->shape = {1, columns};  // a vector in some files
+    if (t && is_quantised(t->type)) {
+      throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t->file, in_quotes(t->name)),
+                  "a router has an unusable type", "F32, F16 or BF16", std::string(name_of(t->type)),
+                  "Experts are chosen by it, and a rounded one chooses others");
+    }
+    return matrix(key, rows, columns, meaning);
+  }
+
+  /// One tensor [experts, rows, columns].
+  Matrix stacked(const std::string& key, int64_t rows, int64_t columns, const char* meaning) {
+    return matrix(key, std::vector<int64_t>{c_.experts, rows, columns}, meaning);
+  }
+
+  /// Experts of one tensor each, copied behind each other.
+  Matrix one_by_one(const std::string& folder, const char* name, int64_t rows, int64_t columns, const char* meaning) {
+    std::vector<const std::byte*> parts;
+    Matrix first;
+    for (int64_t e = 0; e < c_.experts; e++) {
+      const std::string key = fmt::format("{}{}.{}.weight", folder, e, name);
+      const Matrix m = matrix(key, rows, columns, meaning);
+      if (e == 0) first = m;
+      if (m.type != first.type) {
+        throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", tensors_.find(key)->file, in_quotes(key)),
+                    "experts of one layer have different types", std::string(name_of(first.type)) + ", as expert 0's",
+                    std::string(name_of(m.type)));
+      }
+      parts.push_back(m.data);
+    }
+    return joined(first.type, rows, columns, parts);
+  }
+
+  Matrix joined(WeightType type, int64_t rows, int64_t columns, const std::vector<const std::byte*>& parts) {
+    Matrix m{type, rows * int64_t(parts.size()), columns, nullptr};
+    std::byte* copy = own(m.bytes());
+    const size_t bytes = size_t(rows) * row_bytes(type, columns);
+    for (size_t i = 0; i < parts.size() && !o_.outline; i++) std::memcpy(copy + i * bytes, parts[i], bytes);
+    m.data = copy;
+    return m;
   }
 
   /// Tied: embed itself. A head that is in the file all the same must be the same bytes, else one side is wrong.
@@ -101,7 +179,13 @@ class Assembler {
   }
 
   Matrix matrix(const std::string& key, int64_t rows, int64_t columns, const char* meaning) {
-    SourceTensor& t = required(key, {rows, columns}, meaning);
+    return matrix(key, std::vector<int64_t>{rows, columns}, meaning);
+  }
+
+  /// All axes but the last are rows.
+  Matrix matrix(const std::string& key, const std::vector<int64_t>& shape, const char* meaning) {
+    SourceTensor& t = required(key, shape, meaning);
+    const int64_t columns = shape.back(), rows = shape.size() == 3 ? shape[0] * shape[1] : shape[0];
     if (columns % block_elements(t.type) != 0) {
       throw Error(ErrorKind::malformed, fmt::format("{}: tensor {}", t.file, in_quotes(t.name)),
                   fmt::format("rows do not divide into {} blocks", name_of(t.type)),

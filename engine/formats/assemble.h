@@ -13,6 +13,7 @@
 namespace assay {
 
 inline constexpr int64_t kMaxDim = int64_t{1} << 30;  // of any dimension or count that a config may state
+inline constexpr int64_t kMaxExperts = 1 << 16;       // their ids are exact in f32
 
 /// A tensor as a file brought it. `shape` is row-major ([rows, columns] for matrices, [n] for vectors).
 struct SourceTensor {
@@ -32,6 +33,9 @@ struct TensorNames {
   const char* layer;
   const char *attn_norm, *q, *k, *v, *o, *q_norm, *k_norm, *ffn_norm, *gate, *up, *down;
   const char *attn_post_norm, *ffn_post_norm;
+  // Mixture of experts. Of a folder the experts stand in tensors of their own kinds: assemble.cpp, experts().
+  const char *router, *expert_gate, *expert_up, *expert_down;
+  const char *shared_gate, *shared_up, *shared_down, *shared_expert_gate;
 };
 
 /// llama.cpp's, of GGUF files (gguf-py/gguf/constants.py).
@@ -51,7 +55,15 @@ inline constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
                                            .up = "ffn_up",
                                            .down = "ffn_down",
                                            .attn_post_norm = "post_attention_norm",
-                                           .ffn_post_norm = "post_ffw_norm"};
+                                           .ffn_post_norm = "post_ffw_norm",
+                                           .router = "ffn_gate_inp",
+                                           .expert_gate = "ffn_gate_exps",
+                                           .expert_up = "ffn_up_exps",
+                                           .expert_down = "ffn_down_exps",
+                                           .shared_gate = "ffn_gate_shexp",
+                                           .shared_up = "ffn_up_shexp",
+                                           .shared_down = "ffn_down_shexp",
+                                           .shared_expert_gate = "ffn_gate_inp_shexp"};
 
 /// Hugging Face's, of folders.
 inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
@@ -71,7 +83,19 @@ inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
                                          .down = "mlp.down_proj",
                                          // olmo2's; in the other families the first of the two names ffn_norm
                                          .attn_post_norm = "post_attention_layernorm",
-                                         .ffn_post_norm = "post_feedforward_layernorm"};
+                                         .ffn_post_norm = "post_feedforward_layernorm",
+                                         .router = "mlp.gate",
+                                         .expert_gate = "gate_proj",  // mlp.experts.<e>.gate_proj
+                                         .expert_up = "up_proj",
+                                         .expert_down = "down_proj",
+                                         .shared_gate = "mlp.shared_expert.gate_proj",
+                                         .shared_up = "mlp.shared_expert.up_proj",
+                                         .shared_down = "mlp.shared_expert.down_proj",
+                                         .shared_expert_gate = "mlp.shared_expert_gate"};
+
+/// Of a folder, where experts are: `layer` + number + "." + this, then "<e>.gate_proj.weight" and so on of each, or all of
+/// them fused, "gate_up_proj" [experts, 2 * expert_ffn, hidden] (gate first) and "down_proj" [experts, hidden, expert_ffn].
+inline constexpr const char* kHfExperts = "mlp.experts.";
 
 /// llama.cpp's tensor of llama3 rope divisors, [rotary/2] of F32 (rope_factors.h).
 inline constexpr const char* kRopeFreqs = "rope_freqs.weight";

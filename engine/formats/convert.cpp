@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -36,16 +37,48 @@ struct Item {
   const Vector* vector = nullptr;
   bool qk = false;  // rows are permuted in llama files of GGUF
   WeightType to = WeightType::f32;
+  bool router = false;         // what experts are chosen by: never quantised, F32 in GGUF
+  std::vector<int64_t> shape;  // where it is not [rows, columns]
   size_t index = 0;  // the writer's
 };
 
-std::vector<Item> items_of(const Model& m, const TensorNames& n) {
+/// `parts` gets the matrices of single experts, which folders have as tensors of their own.
+std::vector<Item> items_of(const Model& m, const TensorNames& n, std::deque<Matrix>& parts) {
   std::vector<Item> out;
+  const bool gguf = n.layer == kGgufNames.layer;
   auto matrix = [&](const std::string& name, const Matrix& w, bool qk = false) {
-    out.push_back({name, &w, nullptr, qk, w.type});
+    if (w.empty()) return;
+    out.emplace_back();
+    out.back().name = name;
+    out.back().matrix = &w;
+    out.back().qk = qk;
+    out.back().to = w.type;
   };
   auto vector = [&](const std::string& name, const Vector& v, bool qk = false) {
-    if (!v.empty()) out.push_back({name, nullptr, &v, qk});
+    if (v.empty()) return;
+    out.emplace_back();
+    out.back().name = name;
+    out.back().vector = &v;
+    out.back().qk = qk;
+  };
+  auto router = [&](const std::string& name, const Matrix& w) {
+    if (w.empty()) return;
+    matrix(name, w);
+    out.back().router = true;
+    if (gguf && w.rows == 1) out.back().shape = {w.columns};
+  };
+  auto experts = [&](const std::string& stem, const char* name, const Matrix& w) {
+    if (w.empty()) return;
+    const int64_t count = m.config.experts;
+    if (gguf) {
+      matrix(stem + name + ".weight", w);
+      out.back().shape = {count, w.rows / count, w.columns};
+      return;
+    }
+    for (int64_t e = 0; e < count; e++) {
+      parts.push_back({w.type, w.rows / count, w.columns, w.row(e * (w.rows / count))});
+      matrix(fmt::format("{}{}{}.{}.weight", stem, kHfExperts, e, name), parts.back());
+    }
   };
   matrix(n.embed, m.weights.embed);
   for (size_t i = 0; i < m.weights.layers.size(); i++) {
@@ -67,6 +100,14 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n) {
     matrix(stem + n.gate + ".weight", l.gate);
     matrix(stem + n.up + ".weight", l.up);
     matrix(stem + n.down + ".weight", l.down);
+    router(stem + n.router + ".weight", l.router);
+    experts(stem, n.expert_gate, l.expert_gate);
+    experts(stem, n.expert_up, l.expert_up);
+    experts(stem, n.expert_down, l.expert_down);
+    matrix(stem + n.shared_gate + ".weight", l.shared_gate);
+    matrix(stem + n.shared_up + ".weight", l.shared_up);
+    matrix(stem + n.shared_down + ".weight", l.shared_down);
+    router(stem + n.shared_expert_gate + ".weight", l.shared_expert_gate);
     vector(stem + n.ffn_post_norm + ".weight", l.ffn_post_norm);
   }
   vector(n.final_norm, m.weights.final_norm);
@@ -95,8 +136,12 @@ class Converter {
   // ---- GGUF
 
   void to_gguf() {
-    items_ = items_of(model_, kGgufNames);
+    refuse_dense_layers();
+    items_ = items_of(model_, kGgufNames, parts_);
     choose_types();
+    for (Item& i : items_) {
+      if (i.router) i.to = WeightType::f32;
+    }
     check_numbers();
     GgufWriter w(to_, o_.replace);
     const bool permuted = model_.config.family == "llama";
@@ -111,6 +156,17 @@ class Converter {
     write_all(w, permuted);
     w.finish();
     report_.bytes = w.file_bytes();
+  }
+
+  /// Architectures of experts in GGUF have them in every layer.
+  void refuse_dense_layers() const {
+    const Config& c = model_.config;
+    for (int64_t l = 0; l < c.layers && c.experts > 0; l++) {
+      if (c.has_experts(l)) continue;
+      throw Error(ErrorKind::usage, from_.string(), fmt::format("layer {} is dense: a GGUF file can't say that", l),
+                  "experts in every layer (decoder_sparse_step 1, no mlp_only_layers)",
+                  fmt::format("decoder_sparse_step {}, {} dense layers named", c.sparse_step, c.dense_layers.size()));
+    }
   }
 
   /// What a GGUF key of type f32 must give back (gguf_model.cpp reads the shortest decimal).
@@ -161,7 +217,7 @@ class Converter {
   // ---- folder
 
   void to_folder() {
-    items_ = items_of(model_, kHfNames);
+    items_ = items_of(model_, kHfNames, parts_);
     choose_types();
     for (Item& i : items_) {
       if (is_quantised(i.to)) {
@@ -214,6 +270,7 @@ class Converter {
 
   static std::vector<int64_t> shape_of(const Item& i) {
     if (i.vector) return {int64_t(i.vector->size())};
+    if (!i.shape.empty()) return i.shape;
     return {i.matrix->rows, i.matrix->columns};
   }
 
@@ -221,7 +278,7 @@ class Converter {
     int64_t fallbacks = 0;
     std::string example;
     for (Item& i : items_) {
-      if (!i.matrix || !o_.type) continue;
+      if (!i.matrix || !o_.type || (i.router && is_quantised(*o_.type))) continue;
       i.to = fitting_type(*o_.type, i.matrix->columns);
       if (i.to == *o_.type) continue;
       if (fallbacks++ == 0) {
@@ -328,7 +385,7 @@ class Converter {
   ConvertedTensor summary(const Item& i, const std::vector<RowError>& errors) const {
     const Matrix& m = *i.matrix;
     ConvertedTensor t{i.name, {m.rows, m.columns}, m.type, i.to};
-    t.fallback = o_.type && i.to != *o_.type;
+    t.fallback = o_.type && !i.router && i.to != *o_.type;
     RowError all;
     t.worst_row_sqnr_db = std::numeric_limits<double>::infinity();
     for (size_t r = 0; r < errors.size(); r++) {
@@ -351,6 +408,7 @@ class Converter {
   const Model model_;
   ThreadPool pool_;
   std::vector<Item> items_;
+  std::deque<Matrix> parts_;
   ConvertReport report_;
 };
 

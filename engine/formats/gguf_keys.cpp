@@ -33,7 +33,7 @@ std::vector<std::string> byte_tokens() {
 }  // namespace
 
 void put_config_keys(GgufWriter& file, const Config& c, const std::string& name, WeightType type) {
-  const std::string arch = c.family == "qwen3_vl" ? "qwen3vl" : c.family;
+  const std::string arch = c.family == "qwen3_vl" ? "qwen3vl" : c.family == "qwen3_moe" ? "qwen3moe" : c.family;
   auto u32 = [&](const char* key, int64_t value) { file.u32(arch + "." + key, uint32_t(value)); };
   file.string("general.architecture", arch);
   file.string("general.type", "model");
@@ -52,6 +52,13 @@ void put_config_keys(GgufWriter& file, const Config& c, const std::string& name,
   u32("vocab_size", c.vocab);
   u32("rope.dimension_count", c.rope.rotary);
   file.f32(arch + ".rope.freq_base", float(c.rope.theta));
+  if (c.experts > 0) {
+    u32("expert_count", c.experts);
+    u32("expert_used_count", c.experts_per_token);
+    u32("expert_feed_forward_length", c.expert_ffn);
+    if (c.shared_expert_ffn > 0) u32("expert_shared_feed_forward_length", c.shared_expert_ffn);
+    if (!c.norm_topk_prob) file.boolean(arch + ".expert_weights_norm", false);  // without it they are (gguf_model.cpp)
+  }
   if (!c.rope.mrope_section.empty()) {  // GGUF has a fourth stream, which these models don't use
     std::vector<int32_t> sections(c.rope.mrope_section.begin(), c.rope.mrope_section.end());
     sections.resize(4, 0);

@@ -25,7 +25,14 @@ struct Architecture {
   const char* family;
 };
 constexpr Architecture kArchitectures[] = {
-    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
+    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"},
+    {"qwen3moe", "qwen3_moe"}, {"qwen3vl", "qwen3_vl"}};
+
+std::string known_architectures() {
+  std::string out;
+  for (const Architecture& a : kArchitectures) out += (out.empty() ? "" : ", ") + std::string(a.name);
+  return out;
+}
 
 class GgufModel {
  public:
@@ -72,12 +79,12 @@ class GgufModel {
              std::to_string(*f_.integer("split.count", 0, 65535)), "Join the parts first (llama-gguf-split --merge)");
     }
     auto arch = f_.string("general.architecture");
-    if (!arch) refuse("general.architecture", "is missing", "llama, olmo2, qwen2, qwen3 or qwen3vl", "no such key");
+    if (!arch) refuse("general.architecture", "is missing", known_architectures(), "no such key");
     for (const Architecture& a : kArchitectures) {
       if (*arch == a.name) c_.family = a.family;
     }
     if (c_.family.empty())
-      refuse("general.architecture", "is not supported", "llama, olmo2, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
+      refuse("general.architecture", "is not supported", known_architectures(), in_quotes(*arch));
     arch_ = *arch;
   }
 
@@ -98,6 +105,7 @@ class GgufModel {
     if (!eps) refuse(arch_key("attention.layer_norm_rms_epsilon"), "is missing", "a number", "no such key");
     c_.rms_eps = *eps;
     refuse_unsupported();
+    if (c_.family == "qwen3_moe") experts();
 
     const GgufTensor* embed = f_.find_tensor(kGgufNames.embed);
     if (!embed || embed->shape.size() != 2) {
@@ -120,9 +128,26 @@ class GgufModel {
     check_config(c_, f_.name());
   }
 
+  /// Every layer has experts: llama.cpp's qwen3moe knows no dense ones. It also divides the weights by their sum whatever the
+  /// file says; expert_weights_norm, its key in other architectures, is written by convert for models that don't.
+  void experts() {
+    c_.experts = required("expert_count");
+    c_.experts_per_token = required("expert_used_count");
+    c_.expert_ffn = f_.integer(arch_key("expert_feed_forward_length"), 1, kMaxDim).value_or(c_.ffn / c_.experts_per_token);
+    c_.norm_topk_prob = f_.boolean(arch_key("expert_weights_norm")).value_or(true);
+    if (auto scale = f_.number(arch_key("expert_weights_scale")); scale && *scale != 0.0 && *scale != 1.0) {
+      refuse(arch_key("expert_weights_scale"), "is not supported", "1, or no such key", fmt::format("{}", *scale));
+    }
+    constexpr int64_t kSoftmax = 1;  // llama.cpp, enum llama_expert_gating_func_type; 0: not said
+    if (auto gating = f_.integer(arch_key("expert_gating_func"), 0, kMaxDim); gating && *gating != 0 && *gating != kSoftmax) {
+      refuse(arch_key("expert_gating_func"), "is not supported", "1 (softmax), or no such key", std::to_string(*gating));
+    }
+  }
+
   /// What a model of these architectures may ask for and the engine does not do.
   void refuse_unsupported() {
-    if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0) {
+    const bool of_experts = c_.family == "qwen3_moe";
+    if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0 && !of_experts) {
       refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0",
              std::to_string(*n));
     }

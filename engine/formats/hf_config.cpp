@@ -19,7 +19,7 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
     auto type = r->string("model_type");
     if (!type) continue;
-    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_vl"})
+    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl"})
       if (*type == known) return *type;
     if (*type == "qwen3_vl_text") return "qwen3_vl";
     throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(),
@@ -138,6 +138,30 @@ void parse_rope(const JsonReader& r, Config& c) {
   }
 }
 
+/// Mixture of experts, as Qwen3MoeConfig has it. Where a key is absent, its class's default holds.
+void parse_experts(const JsonReader& r, Config& c) {
+  const auto experts = r.integer("num_experts", 1, kMaxExperts), local = r.integer("num_local_experts", 1, kMaxExperts);
+  if (experts && local && *experts != *local) {
+    throw Error(ErrorKind::malformed, r.where("num_local_experts"), "contradicts num_experts", std::to_string(*experts),
+                std::to_string(*local));
+  }
+  c.experts = experts ? *experts : local.value_or(128);
+  c.experts_per_token = r.integer("num_experts_per_tok", 1, kMaxExperts).value_or(8);
+  c.expert_ffn = r.integer("moe_intermediate_size", 1, kMaxDim).value_or(768);
+  c.norm_topk_prob = r.boolean("norm_topk_prob").value_or(false);
+  c.sparse_step = r.integer("decoder_sparse_step", 1, kMaxDim).value_or(1);
+  if (const Json* dense = r.find("mlp_only_layers")) {
+    for (const Json& layer : *dense) {
+      if (!dense->is_array() || !layer.is_number_unsigned() || layer.get<uint64_t>() >= uint64_t(c.layers)) {
+        throw Error(ErrorKind::malformed, r.where("mlp_only_layers"), "is not a usable value",
+                    fmt::format("a list of layers below {}", c.layers),
+                    in_quotes(dense->dump(-1, ' ', true, Json::error_handler_t::replace), 40));
+      }
+      c.dense_layers.push_back(layer.get<int64_t>());
+    }
+  }
+}
+
 std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
   const Json* v = r.find(key);
   std::vector<int64_t> ids;
@@ -160,7 +184,7 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
 }  // namespace
 
 std::string supported_families() {
-  return "llama, olmo2, qwen2, qwen3, qwen3_vl";
+  return "llama, olmo2, qwen2, qwen3, qwen3_moe, qwen3_vl";
 }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& name) {
@@ -178,6 +202,7 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   c.heads = r.required_integer("num_attention_heads", 1, kMaxDim);
   c.kv_heads = r.integer("num_key_value_heads", 1, kMaxDim).value_or(c.heads);
   // Where the key is absent, transformers' qwen3 classes mean 128 and the others hidden_size / num_attention_heads.
+  // (Qwen3MoeConfig has no default: its attention takes hidden_size / num_attention_heads.)
   const bool qwen3 = c.family == "qwen3" || c.family == "qwen3_vl";
   c.head_dim = r.integer("head_dim", 1, kMaxDim).value_or(qwen3 ? 128 : c.hidden / c.heads);
   c.ffn = r.required_integer("intermediate_size", 1, kMaxDim);
@@ -199,6 +224,7 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
     throw Error(ErrorKind::malformed, r.where("hidden_act"), "is not supported", "\"silu\"", in_quotes(act));
   }
   refuse_sliding_window(r, c);
+  if (c.family == "qwen3_moe") parse_experts(r, c);
   parse_rope(r, c);
 
   auto bos = parse_ids(r.has("bos_token_id") ? r : outer, "bos_token_id");
@@ -214,7 +240,7 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
 
 void set_wiring(Config& c) {
   const bool olmo2 = c.family == "olmo2";
-  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_vl" || olmo2;
+  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_moe" || c.family == "qwen3_vl" || olmo2;
   c.qk_norm_whole = c.post_norm = olmo2;
 }
 
@@ -233,6 +259,16 @@ void check_config(const Config& c, const std::string& name) {
     if (value < 1 || value > kMaxDim) {
       refuse(fmt::format("{} is absurd", what), fmt::format("1 to {}", kMaxDim), std::to_string(value));
     }
+  }
+  if (c.experts > 0) {
+    for (auto [what, value, most] : {std::tuple{"the number of experts", c.experts, kMaxExperts},
+                                     {"the number of experts per token", c.experts_per_token, c.experts},
+                                     {"the inner size of an expert", c.expert_ffn, kMaxDim},
+                                     {"decoder_sparse_step", c.sparse_step, kMaxDim}}) {
+      if (value < 1 || value > most) refuse(fmt::format("{} is absurd", what), fmt::format("1 to {}", most), std::to_string(value));
+    }
+    if (c.shared_expert_ffn < 0 || c.shared_expert_ffn > kMaxDim)
+      refuse("the inner size of the shared expert is absurd", fmt::format("0 to {}", kMaxDim), std::to_string(c.shared_expert_ffn));
   }
   if (c.heads % c.kv_heads != 0) {
     refuse("key/value heads do not divide query heads", fmt::format("a divisor of {}", c.heads),

@@ -164,6 +164,7 @@ static std::string architecture_of(const std::string& family) {
                                     {"olmo2", "Olmo2ForCausalLM"},
                                     {"qwen2", "Qwen2ForCausalLM"},
                                     {"qwen3", "Qwen3ForCausalLM"},
+                                    {"qwen3_moe", "Qwen3MoeForCausalLM"},
                                     {"qwen3_vl", "Qwen3VLForConditionalGeneration"}})
     if (family == name) return architecture;
   throw Error(ErrorKind::internal, "config.json", "no architecture of transformers is known for a family", {},
@@ -190,7 +191,15 @@ std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtyp
                                  {"rope_theta", c.rope.theta}};
   if (c.family != "qwen2") text["attention_bias"] = c.qkv_bias;
   if (c.family == "llama") text["mlp_bias"] = false;
-  if (c.family == "qwen2" || c.family == "qwen3") text["use_sliding_window"] = false;
+  if (c.family == "qwen2" || c.family == "qwen3" || c.family == "qwen3_moe") text["use_sliding_window"] = false;
+  if (c.experts > 0) {
+    text["num_experts"] = c.experts;
+    text["num_experts_per_tok"] = c.experts_per_token;
+    text["moe_intermediate_size"] = c.expert_ffn;
+    text["norm_topk_prob"] = c.norm_topk_prob;
+    text["decoder_sparse_step"] = c.sparse_step;
+    text["mlp_only_layers"] = c.dense_layers;
+  }
   if (c.rope.rotary != c.head_dim) text["partial_rotary_factor"] = double(c.rope.rotary) / double(c.head_dim);
   if (c.rope.llama3) {
     text["rope_scaling"] = {{"rope_type", "llama3"},

@@ -61,6 +61,10 @@ Config config_of(const SynthShape& s) {
   c.qkv_bias = c.family == "qwen2";
   c.rope.theta = s.theta;
   c.rope.rotary = s.head_dim;
+  c.experts = s.experts;
+  c.experts_per_token = s.experts_used;
+  c.expert_ffn = s.expert_ffn;
+  c.norm_topk_prob = s.experts > 0;
   if (c.family == "qwen3_vl") c.rope.mrope_section = {24, 20, 20};
   c.eos = {s.vocab - 1};
   return c;
@@ -99,7 +103,7 @@ class LayoutBuilder {
   SynthLayout build() {
     const TensorNames& n = kGgufNames;
     matrix(n.embed, c_.vocab, c_.hidden);
-    for (int64_t i = 0; i < c_.layers; i++) layer(n.layer + std::to_string(i) + ".");
+    for (int64_t i = 0; i < c_.layers; i++) layer(i, n.layer + std::to_string(i) + ".");
     norm(n.final_norm, c_.hidden);
     if (!c_.tied) matrix(n.lm_head, c_.vocab, c_.hidden);
     out_.config = c_;
@@ -108,7 +112,7 @@ class LayoutBuilder {
   }
 
  private:
-  void layer(const std::string& stem) {
+  void layer(int64_t i, const std::string& stem) {
     const TensorNames& n = kGgufNames;
     auto weight = [&](const char* name) { return stem + name + ".weight"; };
     auto bias = [&](const char* name, int64_t rows) {
@@ -138,9 +142,34 @@ class LayoutBuilder {
     } else {
       norm(weight(n.ffn_norm), c_.hidden);
     }
+    if (c_.has_experts(i)) {
+      experts(stem, residual);
+      return;
+    }
     matrix(weight(n.gate), c_.ffn, c_.hidden);
     matrix(weight(n.up), c_.ffn, c_.hidden);
     matrix(weight(n.down), c_.hidden, c_.ffn, residual);
+  }
+
+  void experts(const std::string& stem, double residual) {
+    const TensorNames& n = kGgufNames;
+    auto weight = [&](const char* name) { return stem + name + ".weight"; };
+    auto router = [&](const char* name, int64_t rows) {
+      out_.tensors.push_back({weight(name), {rows, c_.hidden}, WeightType::f32, 1 / std::sqrt(double(c_.hidden)), 0});
+    };
+    auto all = [&](const char* name, int64_t rows, int64_t columns, double factor = 1) {
+      matrix(weight(name), rows, columns, factor);
+      out_.tensors.back().shape = {c_.experts, rows, columns};
+    };
+    router(n.router, c_.experts);
+    all(n.expert_gate, c_.expert_ffn, c_.hidden);
+    all(n.expert_up, c_.expert_ffn, c_.hidden);
+    all(n.expert_down, c_.hidden, c_.expert_ffn, residual);
+    if (c_.shared_expert_ffn == 0) return;
+    matrix(weight(n.shared_gate), c_.shared_expert_ffn, c_.hidden);
+    matrix(weight(n.shared_up), c_.shared_expert_ffn, c_.hidden);
+    matrix(weight(n.shared_down), c_.hidden, c_.shared_expert_ffn, residual);
+    router(n.shared_expert_gate, 1);
   }
 
   void norm(std::string name, int64_t n, double factor = 1) {
@@ -176,7 +205,7 @@ std::span<const SynthShape> synth_shapes() {
 }
 
 bool SynthShape::runs() const {
-  return family == "qwen2" || family == "qwen3" || family == "qwen3_vl" || family == "olmo2";
+  return family == "qwen2" || family == "qwen3" || family == "qwen3_moe" || family == "qwen3_vl" || family == "olmo2";
 }
 
 int64_t SynthShape::parameters() const {
@@ -234,7 +263,7 @@ SynthSpec parse_synth_spec(const std::string& text) {
 }
 
 size_t SynthTensor::bytes() const {
-  return shape.size() == 1 ? size_t(shape[0]) * sizeof(float) : size_t(shape[0]) * row_bytes(type, shape[1]);
+  return shape.size() == 1 ? size_t(shape[0]) * sizeof(float) : size_t(rows()) * row_bytes(type, shape.back());
 }
 
 SynthLayout synth_layout(const SynthSpec& spec) {
@@ -255,6 +284,7 @@ std::string synth_hash(const SynthLayout& layout, uint64_t seed) {
   const RopeConfig& r = c.rope;
   identity += fmt::format("{} {} {} {} {} {} {} {} {}", c.family, c.heads, c.kv_heads, c.head_dim, c.rms_eps, r.theta,
                           r.rotary, r.llama3, r.factor);
+  if (c.experts > 0) identity += fmt::format(" {} {}", c.experts_per_token, c.norm_topk_prob);
   return hash_pieces({{identity.data(), identity.size()}});
 }
 
@@ -269,7 +299,7 @@ Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_
   for (const SynthTensor& t : layout.tensors) {
     offsets.push_back(total);
     if (fill || t.shape.size() == 1) total += (t.bytes() + kAlign - 1) / kAlign * kAlign;
-    if (t.shape.size() == 2) *matrix_bytes += t.bytes();
+    if (t.shape.size() > 1) *matrix_bytes += t.bytes();
   }
   // Its pages are not touched here, so that each lies where the thread that fills it wants it.
   const std::shared_ptr<std::byte[]> storage = allocate_large(total);
@@ -287,9 +317,9 @@ Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_
       std::memcpy(data, v.data(), v.size() * sizeof(float));
     } else if (fill) {
       constexpr size_t kTask = 1 << 18;  // bytes that are worth a task
-      const RandomMatrix random(spec.seed, t.name, t.type, t.shape[1], t.size);
-      const size_t row = row_bytes(t.type, t.shape[1]);
-      pool.parallel_for(t.shape[0], int64_t(kTask / row),
+      const RandomMatrix random(spec.seed, t.name, t.type, t.shape.back(), t.size);
+      const size_t row = row_bytes(t.type, t.shape.back());
+      pool.parallel_for(t.rows(), int64_t(kTask / row),
                         [&](int64_t begin, int64_t end, int) { random.write(begin, end, data + size_t(begin) * row); });
     }
     tensors.add({t.name, spec.text(), t.name, t.type, t.shape, data, t.bytes()});

@@ -41,11 +41,11 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
       continue;
     }
     constexpr size_t kTask = 1 << 20;  // bytes per write
-    const RandomMatrix random(spec.seed, t.name, t.type, t.shape[1], t.size);
-    const size_t row = row_bytes(t.type, t.shape[1]);
+    const RandomMatrix random(spec.seed, t.name, t.type, t.shape.back(), t.size);
+    const size_t row = row_bytes(t.type, t.shape.back());
     const bool permuted =
         c.family == "llama" && (t.name.ends_with("attn_q.weight") || t.name.ends_with("attn_k.weight"));
-    pool.parallel_for(t.shape[0], std::max<int64_t>(1, int64_t(kTask / row)), [&](int64_t begin, int64_t end, int) {
+    pool.parallel_for(t.rows(), std::max<int64_t>(1, int64_t(kTask / row)), [&](int64_t begin, int64_t end, int) {
       std::vector<std::byte> bytes(size_t(end - begin) * row);
       if (permuted)
         for (int64_t r = begin; r < end; r++) {

@@ -128,6 +128,36 @@ struct BinaryArgs {
   float* y;
   int64_t columns;
 };
+/// Which experts a row goes to. Items: rows. Ids are whole numbers in f32, as every value of a program is (exact below 2^24):
+/// -1 in all places of a row whose logits hold a NaN.
+struct TopkArgs {
+  const float* logits;      // [rows, experts]
+  float* ids;               // [rows, chosen], 1 <= chosen <= experts
+  int64_t experts, chosen;
+};
+/// Items: rows.
+struct TopkWeightsArgs {
+  const float* logits;      // [rows, experts]
+  const float* ids;         // [rows, chosen], each -1 or in [0, experts)
+  float* y;                 // [rows, chosen]
+  int64_t experts, chosen;
+  bool normalised;          // the weights of a row are divided by their sum
+};
+/// y[t] = sum over r of weights[t][r] * x[t][r], in rank order. Items: rows.
+struct ExpertSumArgs {
+  const float* weights;     // [rows, chosen]
+  const float* x;           // [rows, chosen, columns]
+  float* y;                 // [rows, columns]
+  int64_t chosen, columns;
+};
+/// y[t] = sigmoid(gate[t]) * shared[t] + x[t]. Items: rows. y may be x or shared.
+struct GatedAddArgs {
+  const float* gate;        // [rows]
+  const float* shared;      // [rows, columns]
+  const float* x;           // [rows, columns]
+  float* y;                 // [rows, columns]
+  int64_t columns;
+};
 
 /// Items: rows of `columns`.
 struct SigmoidArgs {
@@ -195,6 +225,10 @@ struct Kernels {
   void (*decay)(const DecayArgs&, int64_t begin, int64_t end);
   void (*conv)(const ConvArgs&, int64_t begin, int64_t end);
   void (*delta_rule)(const DeltaRuleArgs&, int64_t begin, int64_t end);
+  void (*topk)(const TopkArgs&, int64_t begin, int64_t end);
+  void (*topk_weights)(const TopkWeightsArgs&, int64_t begin, int64_t end);
+  void (*expert_sum)(const ExpertSumArgs&, int64_t begin, int64_t end);
+  void (*gated_add)(const GatedAddArgs&, int64_t begin, int64_t end);
 };
 /// Bytes per code in which quant_linear of `isa` takes activations of a kind for weights of a type: 1 or 2. Always 2 for
 /// s16; 2 for s8 with Q8_0 where no instruction multiplies unsigned by signed bytes exactly.
