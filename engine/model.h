@@ -110,7 +110,9 @@ struct LayerWeights {
   Vector gdn_conv;                 // [conv_width, gdn_channels()], the oldest input's tap first
   Vector gdn_decay;                // [2, gdn_v_heads]: -exp(A_log), then dt_bias
   Vector gdn_norm;                 // [gdn_v_dim]
+  Matrix gdn_qkvz, gdn_ba;         // qwen3_next, instead of qkv, z, b and a: [key head][q, k, v and z of its value heads], [key head][b, a]
   Matrix gdn_out;                  // [hidden, gdn_v_columns()]; empty: the layer attends
+  bool gdn_out_tiled = false;      // its columns have value heads as GGUF orders them, and its blocks do not let them be moved
   Vector ffn_norm;                 // [hidden]; empty: olmo2
   Matrix gate, up;                 // [ffn, hidden]; empty in a layer of experts
   Matrix down;                     // [hidden, ffn]

@@ -36,6 +36,10 @@ struct TensorNames {
   // Mixture of experts. Of a folder the experts stand in tensors of their own kinds: assemble.cpp, experts().
   const char *router, *expert_gate, *expert_up, *expert_down;
   const char *shared_gate, *shared_up, *shared_down, *shared_expert_gate;
+  // Gated DeltaNet. The names of the decay's two vectors are complete.
+  const char *gdn_qkv, *gdn_z, *gdn_b, *gdn_a, *gdn_qkvz, *gdn_ba, *gdn_conv, *gdn_norm, *gdn_out, *gdn_a_log, *gdn_dt;
+  // The MTP head; its layer is a layer of the model's kind.
+  const char *mtp_fc, *mtp_embed_norm, *mtp_hidden_norm, *mtp_norm;
 };
 
 /// llama.cpp's, of GGUF files (gguf-py/gguf/constants.py).
@@ -63,7 +67,22 @@ inline constexpr TensorNames kGgufNames = {.embed = "token_embd.weight",
                                            .shared_gate = "ffn_gate_shexp",
                                            .shared_up = "ffn_up_shexp",
                                            .shared_down = "ffn_down_shexp",
-                                           .shared_expert_gate = "ffn_gate_inp_shexp"};
+                                           .shared_expert_gate = "ffn_gate_inp_shexp",
+                                           .gdn_qkv = "attn_qkv",
+                                           .gdn_z = "attn_gate",
+                                           .gdn_b = "ssm_beta",
+                                           .gdn_a = "ssm_alpha",
+                                           .gdn_qkvz = "",  // in two: gdn_qkv and gdn_z
+                                           .gdn_ba = "ssm_ba",
+                                           .gdn_conv = "ssm_conv1d",
+                                           .gdn_norm = "ssm_norm",
+                                           .gdn_out = "ssm_out",
+                                           .gdn_a_log = "ssm_a",  // -exp(A_log)
+                                           .gdn_dt = "ssm_dt.bias",
+                                           .mtp_fc = "nextn.eh_proj",  // in the block behind the model's layers
+                                           .mtp_embed_norm = "nextn.enorm",
+                                           .mtp_hidden_norm = "nextn.hnorm",
+                                           .mtp_norm = "nextn.shared_head_norm"};
 
 /// Hugging Face's, of folders.
 inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
@@ -91,11 +110,31 @@ inline constexpr TensorNames kHfNames = {.embed = "model.embed_tokens.weight",
                                          .shared_gate = "mlp.shared_expert.gate_proj",
                                          .shared_up = "mlp.shared_expert.up_proj",
                                          .shared_down = "mlp.shared_expert.down_proj",
-                                         .shared_expert_gate = "mlp.shared_expert_gate"};
+                                         .shared_expert_gate = "mlp.shared_expert_gate",
+                                         .gdn_qkv = "linear_attn.in_proj_qkv",
+                                         .gdn_z = "linear_attn.in_proj_z",
+                                         .gdn_b = "linear_attn.in_proj_b",
+                                         .gdn_a = "linear_attn.in_proj_a",
+                                         .gdn_qkvz = "linear_attn.in_proj_qkvz",
+                                         .gdn_ba = "linear_attn.in_proj_ba",
+                                         .gdn_conv = "linear_attn.conv1d",
+                                         .gdn_norm = "linear_attn.norm",
+                                         .gdn_out = "linear_attn.out_proj",
+                                         .gdn_a_log = "linear_attn.A_log",
+                                         .gdn_dt = "linear_attn.dt_bias",
+                                         .mtp_fc = "mtp.fc",
+                                         .mtp_embed_norm = "mtp.pre_fc_norm_embedding",
+                                         .mtp_hidden_norm = "mtp.pre_fc_norm_hidden",
+                                         .mtp_norm = "mtp.norm"};
 
 /// Of a folder, where experts are: `layer` + number + "." + this, then "<e>.gate_proj.weight" and so on of each, or all of
 /// them fused, "gate_up_proj" [experts, 2 * expert_ffn, hidden] (gate first) and "down_proj" [experts, hidden, expert_ffn].
 inline constexpr const char* kHfExperts = "mlp.experts.";
+
+/// Where a file of that names has the MTP head's layer: "mtp.layers.0.", or the block behind the model's.
+std::string mtp_layer_stem(const TensorNames& names, const Config& config);
+/// Of a vector or matrix of the head beside its layer, complete.
+std::string mtp_name(const TensorNames& names, const Config& config, const char* name);
 
 /// llama.cpp's tensor of llama3 rope divisors, [rotary/2] of F32 (rope_factors.h).
 inline constexpr const char* kRopeFreqs = "rope_freqs.weight";
@@ -132,6 +171,13 @@ Weights assemble(const Config& config, TensorSet& tensors, const AssembleOptions
 inline int64_t hf_row_of(int64_t r, int64_t head_dim) {
   const int64_t in_head = r % head_dim;
   return r - in_head + (in_head % 2) * (head_dim / 2) + in_head / 2;
+}
+
+/// Where GGUF files of qwen35 and qwen35moe have value head h: [rank within its key head][key head] for ours [key head][rank]
+/// (conversion/qwen.py, _reorder_v_heads). Files of qwen3next keep the order.
+inline int64_t gguf_v_head(const Config& c, int64_t h) {
+  const int64_t group = c.gdn_v_heads / c.gdn_k_heads;
+  return c.family == "qwen3_next" ? h : h % group * c.gdn_k_heads + h / group;
 }
 
 /// "Q4_1 (Q8_0 1, F32 61)": the type of most bytes among the used tensors, then the others with their counts.

@@ -26,7 +26,7 @@ struct Architecture {
 };
 constexpr Architecture kArchitectures[] = {
     {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"},
-    {"qwen3moe", "qwen3_moe"}, {"qwen3vl", "qwen3_vl"}};
+    {"qwen35", "qwen3_5"}, {"qwen35moe", "qwen3_5_moe"}, {"qwen3moe", "qwen3_moe"}, {"qwen3next", "qwen3_next"}, {"qwen3vl", "qwen3_vl"}};
 
 std::string known_architectures() {
   std::string out;
@@ -91,7 +91,8 @@ class GgufModel {
   void config() {
     c_.layers = required("block_count");
     c_.hidden = required("embedding_length");
-    c_.ffn = required("feed_forward_length");
+    // Of qwen35moe it is left out by some converters: no layer is dense.
+    c_.ffn = c_.family == "qwen3_5_moe" ? f_.integer(arch_key("feed_forward_length"), 1, kMaxDim).value_or(512) : required("feed_forward_length");
     c_.context = required("context_length");
     c_.heads = required("attention.head_count");
     c_.kv_heads = f_.integer(arch_key("attention.head_count_kv"), 1, kMaxDim).value_or(c_.heads);
@@ -105,7 +106,8 @@ class GgufModel {
     if (!eps) refuse(arch_key("attention.layer_norm_rms_epsilon"), "is missing", "a number", "no such key");
     c_.rms_eps = *eps;
     refuse_unsupported();
-    if (c_.family == "qwen3_moe") experts();
+    if (has_experts(c_.family)) experts();
+    if (is_hybrid(c_.family)) hybrid();
 
     const GgufTensor* embed = f_.find_tensor(kGgufNames.embed);
     if (!embed || embed->shape.size() != 2) {
@@ -135,6 +137,7 @@ class GgufModel {
     c_.experts_per_token = required("expert_used_count");
     c_.expert_ffn = f_.integer(arch_key("expert_feed_forward_length"), 1, kMaxDim).value_or(c_.ffn / c_.experts_per_token);
     c_.norm_topk_prob = f_.boolean(arch_key("expert_weights_norm")).value_or(true);
+    if (is_hybrid(c_.family)) c_.shared_expert_ffn = f_.integer(arch_key("expert_shared_feed_forward_length"), 0, kMaxDim).value_or(c_.expert_ffn);
     if (auto scale = f_.number(arch_key("expert_weights_scale")); scale && *scale != 0.0 && *scale != 1.0) {
       refuse(arch_key("expert_weights_scale"), "is not supported", "1, or no such key", fmt::format("{}", *scale));
     }
@@ -144,9 +147,29 @@ class GgufModel {
     }
   }
 
+  /// llama.cpp's hybrids attend in every full_attention_interval-th layer; the MTP head's layer is counted among the blocks.
+  void hybrid() {
+    c_.mtp_layers = f_.integer(arch_key("nextn_predict_layers"), 0, kMaxDim).value_or(0);
+    if (c_.mtp_layers > 1 || c_.mtp_layers >= c_.layers) {
+      refuse(arch_key("nextn_predict_layers"), "is not supported", "0 or 1, and another block", std::to_string(c_.mtp_layers));
+    }
+    c_.layers -= c_.mtp_layers;
+    const int64_t interval = f_.integer(arch_key("full_attention_interval"), 1, kMaxDim).value_or(4);
+    for (int64_t i = 0; i < c_.layers; i++) c_.gdn_layers.push_back((i + 1) % interval != 0);
+    c_.gdn_k_heads = required("ssm.group_count");
+    c_.gdn_v_heads = required("ssm.time_step_rank");
+    c_.gdn_k_dim = required("ssm.state_size");
+    c_.conv_width = required("ssm.conv_kernel");
+    const int64_t values = required("ssm.inner_size");
+    if (values % c_.gdn_v_heads != 0) {
+      refuse(arch_key("ssm.inner_size"), "is no whole number of value heads", fmt::format("a multiple of {}", c_.gdn_v_heads), std::to_string(values));
+    }
+    c_.gdn_v_dim = values / c_.gdn_v_heads;
+  }
+
   /// What a model of these architectures may ask for and the engine does not do.
   void refuse_unsupported() {
-    const bool of_experts = c_.family == "qwen3_moe";
+    const bool of_experts = has_experts(c_.family);
     if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0 && !of_experts) {
       refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0",
              std::to_string(*n));
@@ -176,7 +199,7 @@ class GgufModel {
       r.theta = f_.find(base)->type == GgufType::f32 ? shortest_decimal(float(*theta)) : *theta;
     }
     r.rotary = f_.integer(arch_key("rope.dimension_count"), 1, kMaxDim).value_or(c_.head_dim);
-    if (r.rotary != c_.head_dim) {
+    if (r.rotary != c_.head_dim && !is_hybrid(c_.family)) {
       // llama.cpp would turn dims (j, j + rotary/2), or neighbours in llama files; no converter of these families
       // writes that.
       refuse(arch_key("rope.dimension_count"), "differs from the head dimension", std::to_string(c_.head_dim),

@@ -27,7 +27,11 @@ void set_wiring(Config& config);
 /// special ids inside the vocabulary. `name` is the file to blame.
 void check_config(const Config& config, const std::string& name);
 
-/// "llama, olmo2, qwen2, qwen3, qwen3_vl"
+/// Families with gated DeltaNet layers, and families with mixtures of experts.
+bool is_hybrid(const std::string& family);
+bool has_experts(const std::string& family);
+
+/// "llama, olmo2, qwen2, ..."
 std::string supported_families();
 
 }  // namespace assay
