@@ -146,6 +146,7 @@ struct GenerateOptions {
   int64_t chunk = 0;                    // prefill rows per pass and prompt; 0: the whole prompt
   bool batch = false;                   // all prompts together, a slot each; else one after another in `slot`
   int slot = 0;
+  bool mtp = false;                     // the passes of an MTP head too, as dumps have them (mtp.h)
   bool all_logits = false;              // logits of every row (dumps, NLL), not only of the last
 };
 
@@ -165,6 +166,8 @@ struct Generated {
   std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
   std::vector<int32_t> fed;             // what each decode pass consumed: greedy or forced ids
   std::vector<float> last_logits;       // [vocab], of the last pass
+  std::vector<int32_t> mtp_drafts;      // what the head drafts behind the prompt's first greedy id: at most 3, fewer where the context ends
+  std::vector<int32_t> mtp_ids;         // its greedy id behind each decode pass
   std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
 };
 
