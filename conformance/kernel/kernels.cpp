@@ -27,7 +27,12 @@ constexpr KernelCheck kTable[] = {
      "errors of the scores, as relative ones of their exp, twice, and of two sums", attention_cases},
     {KernelOp::silu_mul, "silu_mul", 119, "6 2^-24 |y|", silu_mul_cases},
     {KernelOp::add, "add", 119, "2^-24 |y|", add_cases},
+    {KernelOp::topk, "topk", 100, "none: the ids are the rule's", topk_cases, Cost::fast, false},
+    {KernelOp::topk_weights, "topk_weights", 100, "errors of exp and of its sum, and of the chosen ones' sum", topk_weights_cases, Cost::fast, false},
+    {KernelOp::expert_sum, "expert_sum", 100, "k 2^-24 sum|w y|", expert_sum_cases, Cost::fast, false},
+    {KernelOp::gated_add, "gated_add", 100, "5 2^-24 sigmoid |shared| + 2^-24 |y|", gated_add_cases, Cost::fast, false},
     // More of an op.
+    {KernelOp::linear, "expert_linear", 100, "as linear and quant_linear", expert_linear_cases, Cost::fast, false},
     {KernelOp::attention, "attention_long", 6, "as attention", attention_long_cases, Cost::slow},
 };
 constexpr bool in_order() {

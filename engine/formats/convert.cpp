@@ -385,6 +385,7 @@ class Converter {
   ConvertedTensor summary(const Item& i, const std::vector<RowError>& errors) const {
     const Matrix& m = *i.matrix;
     ConvertedTensor t{i.name, {m.rows, m.columns}, m.type, i.to};
+    t.router = i.router;
     t.fallback = o_.type && !i.router && i.to != *o_.type;
     RowError all;
     t.worst_row_sqnr_db = std::numeric_limits<double>::infinity();
