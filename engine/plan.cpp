@@ -115,10 +115,17 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   p.engine.rope = size_t(o.context * (c.rope.rotary / 2)) * 2 * sizeof(float);
   CountingHost host(program);
   host.begin(rows, 1);
-  if (device)
+  if (device) {
     p.device = plan_device(m, o, rows, *device, host, p.pinned);
-  else
+  } else {
     run_all(program, host);
+    // Buffers stay from pass to pass, and a later one may choose others and let them grow.
+    for (size_t before = 0; before != host.bytes();) {
+      before = host.bytes();
+      host.begin(1, 1);
+      run_all(program, host);
+    }
+  }
   p.engine.values = host.bytes();
 
   const bool integers = o.activations != Activations::f32;
