@@ -12,7 +12,12 @@ namespace assay {
 std::unique_ptr<Engine> make_engine(std::shared_ptr<const Model> model, const DumpSpec& spec) {
   EngineOptions o = spec.engine;
   if (o.context == 0)
-    for (const Request& r : spec.requests) o.context = std::max(o.context, int64_t(r.ids.size()) + r.decode);
+    for (const Request& r : spec.requests) {
+      const int64_t length = int64_t(r.ids.size());
+      o.context = std::max(o.context, length + r.decode);
+      // An MTP head's drafts stand two positions behind the prompt, where the model has them.
+      if (model->config.mtp_layers > 0) o.context = std::max(o.context, std::min(length + 2, model->config.context));
+    }
   if (o.context > model->config.context && model->config.context > 0)
     throw Error(ErrorKind::usage, model->provenance.path, "context overflow",
                 "at most " + std::to_string(model->config.context) + " positions (max_position_embeddings)",
@@ -39,8 +44,9 @@ DumpRun run_dump(Engine& engine, const DumpSpec& spec) {
     DumpWriter writer(spec.writer_options());
     Capture capture(writer, engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
+    generate_options.mtp = engine.has_mtp();
     run.generated = generate(engine, spec.requests, generate_options, &capture, &run.trace);
-    describe(writer.manifest(), engine, spec.requests, run.generated, spec.generate);
+    describe(writer.manifest(), engine, spec.requests, run.generated, generate_options);
     // Also where no node shows it: a constant, a wire.
     if (!spec.plant.empty()) writer.manifest()["planted_faults"] = {spec.plant};
     nlohmann::ordered_json trace = nlohmann::ordered_json::object();

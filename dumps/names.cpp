@@ -17,7 +17,7 @@ constexpr std::string_view kPasses[] = {"prefill", "decode", "verify", "mtp_pref
 // stand in the same layer, so one list serves all.
 constexpr std::string_view kPhases[] = {
     // before the layers
-    "embed", "mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_fc",
+    "embed", "mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_concat", "mtp_fc",
     // attention
     "attn_norm", "q_proj", "k_proj", "v_proj", "attn_gate", "q_norm", "k_norm", "q_rope", "k_rope", "attn_context",
     "attn_gated", "o_proj",
@@ -28,12 +28,13 @@ constexpr std::string_view kPhases[] = {
     "attn_post_norm", "attn_residual",
     // FFN, dense and MoE
     "ffn_norm", "gate_proj", "up_proj", "ffn_act", "down_proj", "router_logits", "router_topk_ids",
-    "router_topk_weights", "moe_out", "shared_expert_gate", "shared_expert_out", "ffn_out",
+    "router_topk_weights", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "moe_out",
+    "shared_expert_gate", "shared_gate_proj", "shared_up_proj", "shared_act", "shared_expert_out", "ffn_out",
     "ffn_post_norm", "ffn_residual",
     // behind the layers
     "final_norm", "mtp_norm", "logits", "logits_last", "logits_top_ids", "logits_top_values"};
 // Phases of the whole model that come before the first layer: all up to and including mtp_fc.
-constexpr int kBeforeLayers = 6;
+constexpr int kBeforeLayers = 7;
 
 // Caches, in the order in which DESIGN 5 names them.
 constexpr std::string_view kStates[] = {"k", "v", "conv_state", "recurrent_state"};

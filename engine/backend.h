@@ -32,9 +32,13 @@ struct Batch {
   std::vector<int32_t> ids;          // one per row, segment after segment
   std::vector<Segment> segments;
   std::vector<int64_t> logit_rows;   // rising; rows whose logits are computed
+  const float* hidden = nullptr;     // mtp passes: [rows, hidden], what Engine::hidden() gave for the rows before
   bool ids_only = false;             // of the logits nothing is wanted but the greedy ids (Engine::greedy)
   int64_t rows() const { return int64_t(ids.size()); }
 };
+
+/// The rows of expert e in a matrix of all experts behind each other.
+Matrix expert_of(const Matrix& all, int64_t experts, int64_t e);
 
 /// What a node sees when it runs. Inputs and output are [rows, columns of their value], f32.
 struct NodeContext {
@@ -51,6 +55,8 @@ struct NodeContext {
   std::span<const int64_t> positions;
   const KvLayer* cache;              // of the node's layer; null outside layers
   const RopeTable* rope;
+  const GdnLayer* gdn = nullptr;     // of the node's layer; null outside layers
+  std::span<const RowSpan> spans = {};   // the batch's segments
 };
 
 class Observer;
@@ -64,6 +70,9 @@ struct PassState {
   Observer* observer;
   Trace* trace;
   int64_t physical;
+  std::vector<RowSpan> spans = {};          // per segment
+  /// Of a batch: places, positions, rows, spans.
+  static PassState of(const Batch& batch, Observer* observer, Trace* trace);
 };
 
 /// One executed node of one physical pass.
@@ -102,6 +111,21 @@ class HostSide {
   virtual void run(size_t node) = 0;
 };
 
+/// Rows of a pass sorted by expert, and what their products need: memory that passes share.
+struct ExpertRows {
+  std::vector<int64_t> first;       // [experts + 1]: where an expert's rows begin in `row`
+  std::vector<int64_t> row;         // row * chosen + rank, expert after expert, rising within one
+  std::vector<int64_t> used;        // experts that have rows, rising
+  std::vector<float> x, y;          // gathered inputs, products, in the order of `row`
+  std::vector<std::byte> codes;     // gathered inputs as integers
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+  size_t bytes() const {
+    return (first.capacity() + row.capacity() + used.capacity()) * sizeof(int64_t) +
+           (x.capacity() + y.capacity() + scales.capacity() + sums.capacity()) * sizeof(float) + codes.capacity();
+  }
+};
+
 /// Runs nodes on the CPU, with the kernels of one instruction set and a pool of threads.
 class CpuBackend {
  public:
@@ -117,6 +141,7 @@ class CpuBackend {
   const std::byte* panels(const Matrix& m) const;
   size_t quantised_bytes() const;     // of activations as integers, as large as a pass has needed so far
   size_t scratch_bytes() const;       // of attention, all workers; without what linear packs
+  size_t expert_bytes() const { return expert_rows_.bytes(); }   // rows gathered by expert
   void begin_pass() { quantised_value_ = kNoValue; }   // values of an earlier pass are no longer known
   void run(NodeContext& c);           // Error{numeric} where a finite k or v overflows an f16 cache
   Isa isa() const { return kernels_->isa; }
@@ -127,7 +152,9 @@ class CpuBackend {
  private:
   void start(int threads);
   void quant_linear(NodeContext& c);
-  void repack_all(const std::vector<const Matrix*>& matrices);
+  void expert_linear(NodeContext& c);
+  const QuantisedRows& quantised_input(const NodeContext& c, int64_t rows, int64_t columns, int code_bytes);
+  void repack_all(const std::vector<Matrix>& matrices);
   const Kernels* kernels_;
   Activations activations_ = Activations::f32;
   std::unordered_map<const std::byte*, const std::byte*> panels_;      // by where the matrix lies
@@ -140,6 +167,7 @@ class CpuBackend {
   std::vector<int32_t> quantised_sums_;
   std::unique_ptr<ThreadPool> pool_;
   std::vector<std::vector<float>> scratch_;  // attention, one per worker
+  ExpertRows expert_rows_;
 };
 
 }  // namespace assay

@@ -15,10 +15,13 @@
 namespace assay {
 namespace {
 
-std::string value_name(const Value& v) { return (v.layer < 0 ? "" : "layer." + std::to_string(v.layer) + "/") + v.phase; }
+std::string value_name(const Value& v) { return layer_stem(v.layer, v.mtp) + v.phase; }
 
-std::string state_name(int32_t prompt, const char* when, int layer, const char* half) {
-  return "prompt" + std::to_string(prompt) + "/state/" + when + "/layer." + std::to_string(layer) + "/" + half;
+/// Passes whose tensors hold all rows of a prompt, however they were cut.
+bool is_prefill(Pass pass) { return pass == Pass::prefill || pass == Pass::mtp_prefill; }
+
+std::string value_tensor(int32_t prompt, Pass pass, int64_t step, const Value& v, std::string_view phase) {
+  return tensor_name(prompt, pass, step, v.mtp && v.layer >= 0 ? 0 : v.layer, phase);
 }
 
 std::string cpu_model() {
@@ -66,8 +69,9 @@ Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Req
 
 void CaptureOptions::check(const Program& program) const {
   for (const std::string& glob : phases) {
-    bool used = glob_match(glob, "logits_last") || (state && (glob_match(glob, "k") || glob_match(glob, "v")));
-    for (const Value& v : program.values) used = used || glob_match(glob, v.phase);
+    bool used = glob_match(glob, "logits_last");
+    for (const char* what : {"k", "v", "conv_state", "recurrent_state"}) used = used || (state && glob_match(glob, what));
+    for (const Value& v : program.values) used = used || glob_match(glob, v.phase) || (!v.also.empty() && glob_match(glob, v.also));
     if (!used) {
       std::string known;
       for (const Value& v : program.values)
@@ -81,15 +85,17 @@ void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
   const Pass pass = batch.pass;
   if (!declared_.insert({pass, prompt, step}).second) return;
   const Program& program = engine_.program();
-  const int64_t rows = pass == Pass::prefill ? int64_t(requests_[prompt].ids.size()) : 1;
+  int64_t rows = 1;
+  for (const Segment& s : batch.segments)
+    if (s.prompt == prompt) rows = is_prefill(pass) ? int64_t(requests_[prompt].ids.size()) : s.rows;
   std::vector<TensorDecl> tensors;
   std::vector<std::string> inner;
   for (size_t i = 0; i < program.nodes.size(); i++) {
     const Node& n = program.nodes[i];
-    if (n.output == kNoValue) continue;
+    if (n.output == kNoValue || !n.runs_in(pass)) continue;
     const Value& v = program.values[n.output];
     if (!engine_.materialises(batch, n.output)) {
-      if (options_.wants(v.layer, v.phase)) inner.push_back(tensor_name(prompt, pass, step, v.layer, v.phase));
+      if (options_.wants(v.layer, v.phase)) inner.push_back(value_tensor(prompt, pass, step, v, v.phase));
       continue;
     }
     TensorDecl d;
@@ -98,11 +104,19 @@ void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
     d.axes = {"token", v.axes};
     for (ValueId in : n.inputs) d.inputs.push_back(value_name(program.values[in]));
     if (n.op == OpKind::attention)
-      for (const char* half : {"k", "v"}) d.inputs.push_back("state:layer." + std::to_string(n.layer) + "/" + half);
-    d.name = tensor_name(prompt, pass, step, v.layer, v.phase);
+      for (const char* half : {"k", "v"}) d.inputs.push_back("state:" + layer_stem(n.layer, n.mtp) + half);
+    if (n.op == OpKind::conv) d.inputs.push_back("state:" + layer_stem(n.layer, n.mtp) + "conv_state");
+    if (n.op == OpKind::delta_rule) d.inputs.push_back("state:" + layer_stem(n.layer, n.mtp) + "recurrent_state");
+    d.name = value_tensor(prompt, pass, step, v, v.phase);
     d.shape = {rows, v.columns};
-    if (options_.wants(v.layer, v.phase)) tensors.push_back(d);
-    if (n.requested_rows_only && pass == Pass::prefill && options_.wants(-1, "logits_last")) {
+    if (v.ids) d.dtype = DType::i64;
+    const bool last_alone = n.requested_rows_only && pass == Pass::mtp_prefill;   // the rows before it predict what is known
+    if (options_.wants(v.layer, v.phase) && !last_alone) tensors.push_back(d);
+    if (!v.also.empty() && options_.wants(v.layer, v.also)) {
+      tensors.push_back(d);
+      tensors.back().name = value_tensor(prompt, pass, step, v, v.also);
+    }
+    if (n.requested_rows_only && is_prefill(pass) && options_.wants(-1, "logits_last")) {
       d.name = tensor_name(prompt, pass, step, -1, "logits_last");
       d.shape = {1, v.columns};
       d.order = int64_t(i) + 1;
@@ -124,11 +138,18 @@ void Capture::value(const Batch& batch, const Node& node, const float* data, std
     while (r < rows.size() && rows[r] < start + s.rows) r++;
     if (r > first) {
       declare_pass(batch, s.prompt, s.step);
-      const int64_t row0 = batch.pass == Pass::prefill ? s.position + rows[first] - start : 0;
+      const int64_t row0 = is_prefill(batch.pass) ? s.position + rows[first] - start : 0;
       const float* at = data + int64_t(first) * columns;
-      if (options_.wants(v.layer, v.phase))
-        writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, v.layer, v.phase), row0, int64_t(r - first), at);
-      const bool last = batch.pass == Pass::prefill && s.position + s.rows == int64_t(requests_[s.prompt].ids.size());
+      std::vector<int64_t> ids;
+      const void* rows_data = at;
+      if (v.ids) {
+        ids.assign(at, at + int64_t(r - first) * columns);
+        rows_data = ids.data();
+      }
+      for (const std::string& phase : {v.phase, v.also})
+        if (!phase.empty() && options_.wants(v.layer, phase) && !(node.requested_rows_only && batch.pass == Pass::mtp_prefill))
+          writer_.write_rows(value_tensor(s.prompt, batch.pass, s.step, v, phase), row0, int64_t(r - first), rows_data);
+      const bool last = is_prefill(batch.pass) && s.position + s.rows == int64_t(requests_[s.prompt].ids.size());
       if (node.requested_rows_only && last && options_.wants(-1, "logits_last"))
         writer_.write_rows(tensor_name(s.prompt, batch.pass, s.step, -1, "logits_last"), 0, 1,
                            data + int64_t(r - 1) * columns);
@@ -138,23 +159,53 @@ void Capture::value(const Batch& batch, const Node& node, const float* data, std
 }
 
 void Capture::write_state(const Engine& engine, int32_t prompt, int slot, const char* when) {
-  const int64_t length = engine.length(slot);
-  for (int l = 0; l < int(engine.model().config.layers); l++) {
+  const Config& c = engine.model().config;
+  const bool after_decode = std::string_view(when) == "after_decode";
+  for (int l = 0; l < int(after_decode ? c.state_layers() : c.layers); l++) {
+    const bool mtp = l >= c.layers;
+    const std::string stem = layer_stem(l, mtp), layer = stem.substr(0, stem.size() - 1);
+    if (mtp && engine.mtp_length(slot) == 0) continue;   // its passes were not asked for
     const KvLayer& kv = engine.kv(l);
     for (const char* half : {"k", "v"}) {
-      if (!options_.wants(l, half)) continue;
+      if (kv.elements() == 0 || !options_.wants(l, half)) continue;
       TensorDecl d;
-      d.name = state_name(prompt, when, l, half);
+      d.name = state_name(prompt, when, layer, half);
       d.dtype = cache_dtype(kv.type);
-      d.shape = {kv.kv_heads, length, kv.head_dim};
+      d.shape = {kv.kv_heads, mtp ? engine.mtp_length(slot) : engine.length(slot), kv.head_dim};
       d.order = l * 2 + (*half == 'v');
-      d.inputs = {"layer." + std::to_string(l) + (*half == 'k' ? "/k_rope" : "/v_proj")};
+      d.inputs = {stem + (*half == 'k' ? "k_rope" : "v_proj")};
       d.role = "state";
       d.axes = {"kv_head", "position", "head_dim"};
       writer_.declare({d});
       const std::byte* base = *half == 'k' ? kv.k : kv.v;
       for (int64_t h = 0; h < kv.kv_heads; h++)
         writer_.write_rows(d.name, h, 1, base + size_t(kv.offset(slot, h, 0)) * size_of(kv.type));
+    }
+    const GdnLayer& g = engine.gdn(l);
+    if (g.floats() == 0) continue;
+    if (options_.wants(l, "conv_state")) {
+      std::vector<float> by_channel(size_t(g.conv_floats()));
+      for (int64_t t = 0; t < g.width; t++)
+        for (int64_t channel = 0; channel < g.channels; channel++)
+          by_channel[size_t(channel * g.width + t)] = g.conv_of(slot)[t * g.channels + channel];
+      TensorDecl d;
+      d.name = state_name(prompt, when, layer, "conv_state");
+      d.shape = {g.channels, g.width};
+      d.order = l * 2;
+      d.inputs = {stem + "gdn_qkv"};
+      d.role = "state";
+      d.axes = {"channel", "oldest first"};
+      writer_.write(d, by_channel.data());
+    }
+    if (options_.wants(l, "recurrent_state")) {
+      TensorDecl d;
+      d.name = state_name(prompt, when, layer, "recurrent_state");
+      d.shape = {g.v_heads, g.k_dim, g.v_dim};
+      d.order = l * 2 + 1;
+      for (const char* phase : {"gdn_k", "gdn_v", "gdn_beta", "gdn_decay"}) d.inputs.push_back(stem + phase);
+      d.role = "state";
+      d.axes = {"v_head", "d_k", "d_v"};
+      writer_.write(d, g.state_of(slot));
     }
   }
 }
@@ -184,7 +235,7 @@ void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const
 static nlohmann::ordered_json eps_of(const Program& program) {
   nlohmann::ordered_json found = nlohmann::ordered_json::array();
   for (const Node& n : program.nodes)
-    if ((n.op == OpKind::rms_norm || n.op == OpKind::head_norm) && std::find(found.begin(), found.end(), double(float(n.eps))) == found.end())
+    if ((n.op == OpKind::rms_norm || n.op == OpKind::head_norm || n.op == OpKind::gated_norm) && std::find(found.begin(), found.end(), double(float(n.eps))) == found.end())
       found.push_back(double(float(n.eps)));
   return found.size() == 1 ? nlohmann::ordered_json(found[0]) : found;
 }
@@ -233,6 +284,10 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
     prompts.push_back({{"name", "prompt" + std::to_string(i)}, {"length", requests[i].ids.size()}, {"ids", requests[i].ids},
                        {"decode", requests[i].decode}, {"forced", requests[i].forced.size()}, {"fed_ids", generated[i].fed},
                        {"greedy_ids", generated[i].greedy}});
+  for (size_t i = 0; i < requests.size() && generate.mtp && engine.has_mtp(); i++) {
+    prompts[i]["mtp_draft_ids"] = generated[i].mtp_drafts;
+    prompts[i]["mtp_decode_ids"] = generated[i].mtp_ids;
+  }
   manifest["prompts"] = prompts;
 }
 

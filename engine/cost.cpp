@@ -1,5 +1,7 @@
 #include "engine/cost.h"
 
+#include <algorithm>
+
 namespace assay {
 
 PassLoad PassLoad::of_sequence(int64_t first, int64_t rows, KvType kv) {
@@ -15,6 +17,7 @@ PassLoad PassLoad::of(const Batch& batch, KvType kv) {
     out.positions += one.positions;
     out.cached += one.cached;
   }
+  out.sequences = int64_t(batch.segments.size());
   return out;
 }
 
@@ -68,13 +71,62 @@ NodeCost cost_of(const Node& node, const Program& program, const PassLoad& load)
     case OpKind::add:
       c.operations = rows * columns;
       break;
+    case OpKind::sigmoid_mul:
+    case OpKind::sigmoid:
+      c.operations = rows * (node.op == OpKind::sigmoid ? 4 : 5) * columns;  // -x, exp, 1 +, 1 /, * a
+      break;
+    case OpKind::decay:
+      c.operations = rows * 11 * columns;  // + dt, exp, of log1p 6, * rate, and the branches
+      break;
+    case OpKind::l2_norm:
+      c.operations = rows * (3 * columns + 3 * node.heads);  // fma, x * r; + 1e-6, sqrt, 1 /
+      if (node.scaled) c.operations += rows * columns;
+      break;
+    case OpKind::gated_norm:
+      c.operations = rows * (9 * columns + 4 * node.heads);  // an RMS norm and silu_mul
+      break;
+    case OpKind::conv: {
+      const int64_t width = int64_t(node.vector->size()) / columns;
+      c.operations = rows * (2 * width + 4) * columns;
+      c.state_read = c.state_written = load.sequences * width * columns * 4;
+      break;
+    }
+    case OpKind::delta_rule: {
+      // Per element of the state: * exp(g), and three fma.
+      const int64_t state = node.heads * node.k_dim * node.head_dim;
+      c.operations = rows * (7 * state + 2 * columns + node.heads);
+      c.state_read = c.state_written = load.sequences * state * 4;
+      break;
+    }
+    case OpKind::columns:
+    case OpKind::hidden:
+      break;  // bytes alone
+    case OpKind::topk:
+      break;  // comparisons
+    case OpKind::topk_weights:
+      c.operations = rows * (3 * node.experts + 3 * node.chosen);  // x - max, exp, sum; / sum, total, / total
+      break;
+    case OpKind::expert_linear: {
+      c.operations = 2 * rows * node.chosen * (node.weight->rows / node.experts) * node.weight->columns;
+      // Each expert is read once, and no row reads more than its own: what rows that part all the way would need.
+      const int64_t experts = std::min(node.experts, rows * node.chosen);
+      c.weight_bytes += experts * int64_t(node.weight->bytes() / size_t(node.experts));
+      break;
+    }
+    case OpKind::expert_sum:
+      c.operations = 2 * rows * node.chosen * columns;
+      break;
+    case OpKind::gated_add:
+      c.operations = rows * (2 * columns + 4);  // an fma per column; -x, exp, 1 +, 1 / per row
+      break;
   }
   return c;
 }
 
 NodeCost cost_of(const Program& program, const PassLoad& load) {
   NodeCost sum;
-  for (const Node& n : program.nodes) sum += cost_of(n, program, load);
+  for (const Node& n : program.nodes)
+    if (!n.mtp) sum += cost_of(n, program, load);
   return sum;
 }
 

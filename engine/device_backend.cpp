@@ -26,7 +26,7 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
                               if (options_.budget) return options_.budget;
                               // What caches, tables and the values of long passes need is left alone.
                               uint64_t kv = 0;
-                              for (const KvLayer& l : caches) kv += 2 * uint64_t(l.slots * l.kv_heads * l.context * l.head_dim) * size_of(l.type);
+                              for (const KvLayer& l : caches) kv += 2 * uint64_t(l.elements()) * size_of(l.type);
                               const uint64_t free = device_->free_bytes(), rest = kv + (rope.cos.size() + rope.sin.size()) * 4;
                               return free > rest ? (free - rest) / 10 * 9 : 0;
                             }(),
@@ -44,9 +44,10 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
   }
   for (size_t l = 0; l < host_caches_.size(); l++) {
     const KvLayer& h = host_caches_[l];
-    const size_t bytes = size_t(h.slots * h.kv_heads * h.context * h.head_dim) * size_of(h.type);
+    const size_t bytes = size_t(h.elements()) * size_of(h.type);
     AssayCache c{int32_t(h.type), 0, h.slots, h.kv_heads, h.context, h.head_dim, nullptr, nullptr};
     for (void** half : {&c.k, &c.v}) {
+      if (bytes == 0) continue;   // a layer without attention
       cache_memory_.push_back(device_->allocate(bytes, "layer." + std::to_string(l) + "'s cache"));
       *half = cache_memory_.back().data();
       if (poison_) device_->fill(*half, 0xff, bytes);
@@ -56,6 +57,7 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
   const size_t slots = host_caches_.empty() ? 0 : size_t(host_caches_[0].slots);
   device_only_.assign(host_caches_.size(), std::vector<bool>(slots, false));
   written_.assign(slots, 0);
+  mtp_written_.assign(slots, 0);
   device_->finish();
   const WeightPlan& w = weights_.plan();
   if (w.buffers && options_.notice)
@@ -100,7 +102,7 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
   o.supported = [&](const DeviceStep& s) {
     for (int n : s.nodes)
       if (options_.refuse && options_.refuse(program_.nodes[size_t(n)])) return false;
-    const PassState no_pass{none, {}, {}, {}, nullptr, nullptr, 0};
+    const PassState no_pass = PassState::of(none, nullptr, nullptr);
     Run r{no_pass, nullptr, *plan, plan->shared, 0, 0};
     return device_->done(run_step(r, s, true), "a probe of " + program_.nodes[size_t(s.nodes.front())].name());
   };
@@ -112,6 +114,8 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
     for (int n : plan->steps[s].nodes)
       for (ValueId v : program_.nodes[size_t(n)].inputs) plan->last_use[size_t(v)] = int(s);
   }
+  for (ValueId v : {program_.hidden, program_.mtp_hidden})
+    if (v != kNoValue) plan->last_use[size_t(v)] = int(plan->steps.size());   // the host reads it behind the pass
   for (Values* values : {&plan->shared, &plan->kept}) {
     values->keep = values == &plan->kept;
     values->buffer_of.assign(program_.values.size(), -1);
@@ -242,26 +246,36 @@ void DeviceBackend::state_to_host(int layer) {
   std::vector<bool>& behind = device_only_.at(size_t(layer));
   for (size_t s = 0; s < behind.size(); s++) {
     if (!behind[s]) continue;
-    copy_state(layer, int(s), 0, written_[s], false);
+    copy_state(layer, int(s), 0, written_of(layer)[s], false);
     behind[s] = false;
     any = true;
   }
   if (any) device_->finish();
 }
 
-void DeviceBackend::truncate(int slot, int64_t length) {
-  if (poison_ && length < written_[size_t(slot)])
-    for (const AssayCache& c : caches_)
-      for (int64_t head = 0; head < c.kv_heads; head++) {
+void DeviceBackend::state_from_host(int layer, int slot, int64_t length) {
+  copy_state(layer, slot, 0, length, true);
+  written_of(layer)[size_t(slot)] = length;
+  device_only_[size_t(layer)][size_t(slot)] = false;
+  device_->finish();
+}
+
+void DeviceBackend::truncate(int slot, int64_t length, bool mtp) {
+  const size_t layers = size_t(model_.config.layers), first = mtp ? layers : 0, last = mtp ? caches_.size() : std::min(layers, caches_.size());
+  int64_t& written = (mtp ? mtp_written_ : written_)[size_t(slot)];
+  if (poison_ && length < written)
+    for (size_t l = first; l < last; l++)
+      for (int64_t head = 0; head < caches_[l].kv_heads; head++) {
+        const AssayCache& c = caches_[l];
         const size_t element = c.type == ASSAY_F32 ? 4 : 2;
         const size_t at = size_t(((slot * c.kv_heads + head) * c.context + length) * c.head_dim) * element;
-        const size_t bytes = size_t((written_[size_t(slot)] - length) * c.head_dim) * element;
+        const size_t bytes = size_t((written - length) * c.head_dim) * element;
         device_->fill(static_cast<std::byte*>(c.k) + at, 0xff, bytes);
         device_->fill(static_cast<std::byte*>(c.v) + at, 0xff, bytes);
       }
-  written_[size_t(slot)] = std::min(length, written_[size_t(slot)]);
+  written = std::min(length, written);
   if (length == 0)
-    for (auto& layer : device_only_) layer[size_t(slot)] = false;
+    for (size_t l = first; l < last; l++) device_only_[l][size_t(slot)] = false;
 }
 
 }  // namespace assay

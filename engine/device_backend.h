@@ -32,8 +32,10 @@ class DeviceBackend {
   bool materialises(const Batch& batch, ValueId value);
   /// Host copy of a layer's caches up to date.
   void state_to_host(int layer);
-  /// The slot has no positions >= length any more; with poison they are overwritten on the device.
-  void truncate(int slot, int64_t length);
+  /// The slot has no positions >= length any more, in the model's layers or in the MTP head's; with poison they are overwritten on the device.
+  void truncate(int slot, int64_t length, bool mtp);
+  /// Positions [0, length) of a slot were written on the host.
+  void state_from_host(int layer, int slot, int64_t length);
 
   /// Bytes by class that are held now.
   DeviceBytes memory() const;
@@ -92,7 +94,8 @@ class DeviceBackend {
   std::vector<AssayCache> caches_;
   DeviceMemory cos_, sin_;
   std::vector<std::vector<bool>> device_only_; // [layer][slot]: the host's copy is behind. The device's never is between passes
-  std::vector<int64_t> written_;               // [slot] positions that passes have written
+  std::vector<int64_t> written_, mtp_written_; // [slot] positions that passes have written: of the model, of its MTP head
+  std::vector<int64_t>& written_of(int layer) { return layer < model_.config.layers ? written_ : mtp_written_; }
 
   AssayLimits reserved_{};
   DeviceMemory tail_;                          // int64 overflow of each layer, then greedy ids

@@ -140,7 +140,7 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     }
     case OpKind::rms_norm:
     case OpKind::head_norm: {
-      if (!t.norm) return ASSAY_REFUSED;
+      if (!t.norm || n.input_stride) return ASSAY_REFUSED;
       const bool heads = n.op == OpKind::head_norm;
       const AssayNorm a{in(0), weights_.get(*n.vector), out(), rows, columns, heads ? n.heads : 0, n.head_dim, float(n.eps), 0};
       return t.norm(d, &a);
@@ -169,6 +169,21 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
       const AssayBinary a{in(0), in(1), out(), rows, columns};
       return op(d, &a);
     }
+    case OpKind::sigmoid_mul:
+    case OpKind::sigmoid:
+    case OpKind::l2_norm:
+    case OpKind::gated_norm:
+    case OpKind::decay:
+    case OpKind::conv:
+    case OpKind::delta_rule:
+    case OpKind::columns:
+    case OpKind::hidden:
+      return ASSAY_REFUSED;   // no module has them yet
+    case OpKind::topk:
+    case OpKind::topk_weights:
+    case OpKind::expert_linear:
+    case OpKind::expert_sum:
+    case OpKind::gated_add: return ASSAY_REFUSED;   // abi.h has none of them: the CPU's
   }
   return ASSAY_REFUSED;
 }

@@ -127,7 +127,7 @@ bool DeviceBackend::run_all(Run& r) {
     const DeviceStep& step = r.plan.steps[s];
     const Node& first = program_.nodes[size_t(step.nodes[0])];
     const bool logits = program_.nodes[size_t(step.nodes.back())].requested_rows_only;
-    if (logits && r.logit_rows == 0) continue;
+    if (!first.runs_in(r.pass.batch.pass) || (logits && r.logit_rows == 0)) continue;
     if (poison_)
       for (ValueId v : step.outputs(program_)) {
         const int64_t rows = logits ? r.logit_rows : r.rows;
@@ -258,7 +258,8 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   r.on_device.assign(program_.values.size(), false);
   for (int64_t p : pass.positions) r.longest = std::max(r.longest, p + 1);
   if (graph) r.longest = bound_of_replays(r.longest);
-  for (const Segment& s : pass.batch.segments) written_[size_t(s.slot)] = s.position + s.rows;
+  const bool mtp = pass.batch.pass >= Pass::mtp_prefill;
+  for (const Segment& s : pass.batch.segments) (mtp ? mtp_written_ : written_)[size_t(s.slot)] = s.position + s.rows;
   upload_inputs(r);
   const auto body = [&] {
     if (!caches_.empty()) device_->fill(tail_.data(), 0x7f, caches_.size() * sizeof(int64_t));
@@ -315,7 +316,12 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
     device_->must(t.elapsed(device_->handle(), 2 * mark, 2 * mark + 1, &pass.trace->entries.at(entry).seconds), "elapsed");
   if (r.logits_on_host)
     for (const Node& n : program_.nodes)
-      if (n.requested_rows_only) logits = host.value(n.output);
+      if (n.requested_rows_only && n.runs_in(pass.batch.pass)) logits = host.value(n.output);
+  if (const ValueId hidden = mtp ? program_.mtp_hidden : program_.hidden; hidden != kNoValue && r.on_device[size_t(hidden)]) {
+    const int64_t floats = rows * program_.values[size_t(hidden)].columns;
+    device_->download(host.make(hidden, floats), output(r, hidden), size_t(floats) * sizeof(float));
+    device_->finish();
+  }
   if (pass.trace) {
     const AssayCounters c = device_->counters();
     pass.trace->traffic.push_back({pass.batch.pass, pass.physical, c.launches - before.launches, c.uploads - before.uploads,

@@ -1,5 +1,3 @@
-#include <xxhash.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -23,6 +21,19 @@ std::vector<std::pair<std::string, int64_t>> Trace::variants() const {
       it->second++;
   }
   return out;
+}
+
+PassState PassState::of(const Batch& batch, Observer* observer, Trace* trace) {
+  PassState pass{batch, {}, {}, {}, observer, trace, trace ? trace->passes++ : 0};
+  for (const Segment& s : batch.segments) {
+    pass.spans.push_back({s.slot, int64_t(pass.all_rows.size()), s.rows});
+    for (int64_t r = 0; r < s.rows; r++) {
+      pass.places.push_back({s.slot, s.position + r});
+      pass.positions.push_back(s.position + r);
+      pass.all_rows.push_back(int64_t(pass.all_rows.size()));
+    }
+  }
+  return pass;
 }
 
 void check_options(EngineOptions& o, const Config& c) {
@@ -51,24 +62,7 @@ Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOption
   backend_ = std::make_unique<CpuBackend>(options_.isa, options_.threads);
   backend_->prepare(program_, options_.activations, options_.device.module.empty());
   rope_ = std::make_unique<RopeTable>(make_rope_table(c.rope, options_.context));
-  lengths_.assign(options_.slots, 0);
-
-  const size_t per_cache = size_t(options_.slots) * c.kv_heads * options_.context * c.head_dim * size_of(options_.kv);
-  try {
-    for (int64_t l = 0; l < c.layers; l++) {
-      KvLayer layer{options_.kv, options_.slots, c.kv_heads, options_.context, c.head_dim, nullptr, nullptr};
-      for (std::byte** half : {&layer.k, &layer.v}) {
-        cache_storage_.emplace_back(new std::byte[per_cache]);
-        *half = cache_storage_.back().get();
-        if (options_.poison) std::memset(*half, 0xff, per_cache);  // all ones is a NaN in f32, f16 and bf16
-      }
-      caches_.push_back(layer);
-    }
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::memory, "KV cache", "does not fit", std::to_string(2 * c.layers * per_cache) + " bytes", "",
-                "Fewer slots, a smaller --ctx or --kv f16 need less.");
-  }
-
+  allocate_state();
   buffer_of_.assign(program_.values.size(), -1);
   if (!options_.device.module.empty()) {
     try {
@@ -87,6 +81,8 @@ Engine::~Engine() = default;
 
 void Engine::check(const Batch& batch) const {
   const Config& c = model_->config;
+  if (batch.pass >= Pass::mtp_prefill && (!has_mtp() || !batch.hidden))
+    throw Error(ErrorKind::usage, "batch", has_mtp() ? "a pass of the MTP head has no hidden states" : "the model has no MTP head");
   int64_t rows = 0;
   std::vector<bool> seen(options_.slots, false);
   for (const Segment& s : batch.segments) {
@@ -96,8 +92,9 @@ void Engine::check(const Batch& batch) const {
     if (seen[s.slot]) throw Error(ErrorKind::usage, where, "two segments of one batch in slot " + std::to_string(s.slot));
     seen[s.slot] = true;
     if (s.rows < 1) throw Error(ErrorKind::usage, where, "empty segment");
-    if (s.position != lengths_[s.slot])
-      throw Error(ErrorKind::usage, where, "segment does not continue its slot", "position " + std::to_string(lengths_[s.slot]),
+    const int64_t length = batch.pass >= Pass::mtp_prefill ? mtp_lengths_[s.slot] : lengths_[s.slot];
+    if (s.position != length)
+      throw Error(ErrorKind::usage, where, "segment does not continue its slot", "position " + std::to_string(length),
                   std::to_string(s.position));
     if (s.position + s.rows > options_.context)
       throw Error(ErrorKind::usage, where, "context overflow",
@@ -142,7 +139,8 @@ void Engine::run(size_t i) {
   const bool some = node.requested_rows_only;
   const std::vector<int64_t>& rows = some ? pass.batch.logit_rows : pass.all_rows;
   NodeContext ctx{node, program_, model_->config, pass.batch, int64_t(rows.size()), {}, nullptr, 0, pass.batch.ids, pass.places,
-                  pass.positions, node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get()};
+                  pass.positions, node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get(),
+                  node.layer < 0 ? nullptr : &gdn_[node.layer], pass.spans};
   for (ValueId v : node.inputs) ctx.inputs.push_back(value(v));
   if (some && rows.size() != pass.all_rows.size()) {  // pick the wanted rows of the one input
     const int64_t k = program_.values[node.inputs[0]].columns;
@@ -158,6 +156,7 @@ void Engine::run(size_t i) {
     // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
     if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
   }
+  if (pass.batch.pass == Pass::verify && (node.op == OpKind::conv || node.op == OpKind::delta_rule)) keep_inputs(i, ctx);
   const auto start = std::chrono::steady_clock::now();
   if (node.replacement)
     node.replacement(ctx);
@@ -167,29 +166,31 @@ void Engine::run(size_t i) {
   if (pass.trace)
     pass.trace->entries.push_back({pass.batch.pass, pass.physical, int(i), "cpu",
                                    node.replacement ? node.variant : backend_->variant(node), ctx.rows, elapsed.count()});
+  if (node.output != kNoValue && (node.output == program_.hidden || node.output == program_.mtp_hidden))
+    hidden_.assign(ctx.output, ctx.output + ctx.rows * ctx.columns);
 }
 
 const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trace) {
   check(batch);
-  PassState pass{batch, {}, {}, {}, observer, trace, trace ? trace->passes++ : 0};
-  for (const Segment& s : batch.segments)
-    for (int64_t r = 0; r < s.rows; r++) {
-      pass.places.push_back({s.slot, s.position + r});
-      pass.positions.push_back(s.position + r);
-      pass.all_rows.push_back(int64_t(pass.all_rows.size()));
-    }
+  const PassState pass = PassState::of(batch, observer, trace);
+  hidden_.clear();
+  begin_state(batch);
   std::fill(buffer_of_.begin(), buffer_of_.end(), -1);
   backend_->begin_pass();
   pass_ = &pass;
   const float* logits = nullptr;
   if (device_) {
     logits = device_->forward(pass, *this);
+    const ValueId wanted = batch.pass >= Pass::mtp_prefill ? program_.mtp_hidden : program_.hidden;
+    if (wanted != kNoValue && hidden_.empty())
+      hidden_.assign(value(wanted), value(wanted) + batch.rows() * program_.values[wanted].columns);
   } else {
     last_use_.assign(program_.values.size(), -1);   // of the program as it now is: a planted fault may have rewired it
     for (size_t i = 0; i < program_.nodes.size(); i++)
       for (ValueId v : program_.nodes[i].inputs) last_use_[v] = int(i);
     for (size_t i = 0; i < program_.nodes.size(); i++) {
       const Node& node = program_.nodes[i];
+      if (!node.runs_in(batch.pass)) continue;
       const std::vector<int64_t>& rows = node.requested_rows_only ? batch.logit_rows : pass.all_rows;
       if (rows.empty()) continue;
       run(i);
@@ -202,7 +203,7 @@ const float* Engine::forward(const Batch& batch, Observer* observer, Trace* trac
   }
   pass_ = nullptr;
   logits_ = logits;
-  for (const Segment& s : batch.segments) lengths_[s.slot] += s.rows;
+  for (const Segment& s : batch.segments) (batch.pass >= Pass::mtp_prefill ? mtp_lengths_ : lengths_)[s.slot] += s.rows;
   return logits;
 }
 
@@ -217,58 +218,6 @@ int32_t Engine::greedy(int64_t row) const {
 Program& Engine::plantable_program() {
   if (device_) device_->replan();
   return program_;
-}
-
-const KvLayer& Engine::kv(int layer) const {
-  if (device_) device_->state_to_host(layer);
-  return caches_.at(layer);
-}
-
-void Engine::truncate(int slot, int64_t length) {
-  if (length < 0 || length > lengths_.at(slot))
-    throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "can't be cut to a longer length",
-                "0 to " + std::to_string(lengths_[slot]), std::to_string(length));
-  if (device_) {
-    for (int l = 0; l < int(caches_.size()) && length > 0; l++) device_->state_to_host(l);
-    device_->truncate(slot, length);
-  }
-  if (options_.poison)
-    for (const KvLayer& l : caches_)
-      for (int64_t h = 0; h < l.kv_heads; h++) {
-        const size_t at = size_t(l.offset(slot, h, length)) * size_of(l.type);
-        const size_t n = size_t(lengths_[slot] - length) * l.head_dim * size_of(l.type);
-        std::memset(l.k + at, 0xff, n);
-        std::memset(l.v + at, 0xff, n);
-      }
-  lengths_[slot] = length;
-}
-
-EngineMemory Engine::memory() const {
-  EngineMemory m;
-  m.panels = backend_->panel_bytes();
-  for (const KvLayer& l : caches_) m.kv += 2 * size_t(l.slots * l.kv_heads * l.context * l.head_dim) * size_of(l.type);
-  m.rope = (rope_->cos.size() + rope_->sin.size()) * sizeof(float);
-  for (const auto& b : buffers_) m.values += b.size() * sizeof(float);
-  m.quantised = backend_->quantised_bytes();
-  m.scratch = backend_->scratch_bytes();
-  return m;
-}
-
-std::string Engine::state_hash(int slot) const {
-  XXH3_state_t* h = XXH3_createState();
-  XXH3_128bits_reset(h);
-  for (int i = 0; i < int(caches_.size()); i++) {
-    const KvLayer& l = kv(i);
-    for (const std::byte* half : {l.k, l.v})
-      for (int64_t head = 0; head < l.kv_heads; head++)
-        XXH3_128bits_update(h, half + size_t(l.offset(slot, head, 0)) * size_of(l.type),
-                            size_t(lengths_.at(slot)) * l.head_dim * size_of(l.type));
-  }
-  const XXH128_hash_t d = XXH3_128bits_digest(h);
-  XXH3_freeState(h);
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)d.high64, (unsigned long long)d.low64);
-  return text;
 }
 
 }  // namespace assay

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "dumps/error.h"
-#include "engine/session.h"
+#include "engine/mtp.h"
 
 namespace assay {
 
@@ -59,7 +59,9 @@ struct Timeline {
 class Driver {
  public:
   Driver(Engine& engine, const GenerateOptions& options, GenerateObserver* observer, Trace* trace, size_t prompts)
-      : engine_(engine), options_(options), observer_(observer), trace_(trace), out_(prompts) {}
+      : engine_(engine), options_(options), observer_(observer), trace_(trace), out_(prompts) {
+    options_.mtp = options_.mtp && engine.has_mtp();
+  }
 
   void run(std::vector<Timeline> lines) {
     for (const Timeline& t : lines) engine_.truncate(t.slot, 0);
@@ -89,10 +91,15 @@ class Driver {
       last_row.push_back(n == left ? first + n - 1 : -1);
     }
     const float* logits = pass(batch);
+    const std::vector<float> hidden(engine_.hidden().begin(), engine_.hidden().end());
     for (size_t i = 0; i < part.size(); i++) {
       part[i]->prefilled += batch.segments[i].rows;
+      if (last_row[i] >= 0) choose(*part[i], batch, last_row[i], logits);
+    }
+    int64_t first = 0;
+    for (size_t i = 0; i < part.size(); first += batch.segments[i++].rows) {
+      if (options_.mtp) mtp_prefill(*part[i], batch.segments[i], std::span(hidden).subspan(size_t(first * width()), size_t(batch.segments[i].rows * width())));
       if (last_row[i] < 0) continue;
-      choose(*part[i], batch, last_row[i], logits);
       if (observer_) observer_->after_prefill(engine_, part[i]->prompt, part[i]->slot);
       finish_if_done(*part[i]);
     }
@@ -112,11 +119,47 @@ class Driver {
       part.push_back(&t);
     }
     const float* logits = pass(batch);
+    const std::vector<float> hidden(engine_.hidden().begin(), engine_.hidden().end());
     for (size_t i = 0; i < part.size(); i++) {
       part[i]->step++;
       choose(*part[i], batch, int64_t(i), logits);
+    }
+    for (size_t i = 0; i < part.size(); i++) {
+      if (options_.mtp) mtp_decode(*part[i], batch.segments[i], std::span(hidden).subspan(i * size_t(width()), size_t(width())));
       finish_if_done(*part[i]);
     }
+  }
+
+  int64_t width() const { return engine_.has_mtp() ? engine_.model().config.hidden : 0; }
+
+  /// The id that is fed behind `step` decode passes; -1: none is known.
+  int32_t next_id(const Timeline& t) const {
+    const std::vector<int32_t>& forced = t.request->forced;
+    if (size_t(t.step) < forced.size()) return forced[size_t(t.step)];
+    return t.stopped || out_[t.prompt].greedy.empty() ? -1 : out_[t.prompt].greedy.back();
+  }
+
+  /// The head's rows of a prompt's chunk, each with the token behind it; behind the last chunk two drafts, on a copy of the cache:
+  /// their rows are taken away again.
+  void mtp_prefill(Timeline& t, const Segment& s, std::span<const float> hidden) {
+    const std::vector<int32_t>& ids = t.request->ids;
+    const int64_t end = s.position + s.rows, length = int64_t(ids.size());
+    std::vector<int32_t> next(ids.begin() + s.position + 1, ids.begin() + std::min(end + 1, length));
+    if (end == length) {
+      if (next_id(t) < 0) return;
+      next.push_back(next_id(t));
+    }
+    mtp_pass(engine_, Pass::mtp_prefill, s, hidden, next, observer_, trace_);
+    if (end != length) return;
+    out_[t.prompt].mtp_drafts = mtp_draft(engine_, t.slot, t.prompt, engine_.greedy(0), 3, observer_, trace_);
+    engine_.truncate_mtp(t.slot, length);
+  }
+
+  void mtp_decode(Timeline& t, Segment s, std::span<const float> hidden) {
+    const int32_t next = next_id(t);
+    if (next < 0 || engine_.mtp_length(t.slot) != s.position) return;
+    mtp_pass(engine_, Pass::mtp_decode, s, hidden, {&next, 1}, observer_, trace_);
+    out_[t.prompt].mtp_ids.push_back(engine_.greedy(0));
   }
 
   const float* pass(const Batch& batch) { return engine_.forward(batch, observer_, trace_); }

@@ -7,12 +7,13 @@ Work work_of(const Program& program, const PassLoad& load, Activations activatio
   Work w;
   for (const Node& n : program.nodes) {
     const NodeCost c = cost_of(n, program, load);
-    if (n.op != OpKind::linear || !is_quantised(n.weight->type) || activations == Activations::f32) {
+    if ((n.op != OpKind::linear && n.op != OpKind::expert_linear) || !is_quantised(n.weight->type) || activations == Activations::f32) {
       w.f32 += c.operations;
       continue;
     }
     const int64_t rows = n.requested_rows_only ? load.logit_rows : load.rows;
-    const int64_t products = 2 * rows * n.weight->rows * n.weight->columns;
+    const int64_t outputs = n.op == OpKind::linear ? n.weight->rows : n.chosen * (n.weight->rows / n.experts);
+    const int64_t products = 2 * rows * outputs * n.weight->columns;
     w.int8 += activations == Activations::s16 ? 2 * products : products;
     w.f32 += c.operations - products;  // the bias
   }

@@ -45,7 +45,7 @@ struct RopeConfig {
 };
 
 struct Config {
-  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_vl"
+  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
@@ -60,34 +60,91 @@ struct Config {
   bool qk_norm = false;      // qwen3, olmo2: q and k are normalised before RoPE
   bool qk_norm_whole = false;  // olmo2: over all heads of a token together; else over each head alone
   bool post_norm = false;    // olmo2: a norm behind attention and FFN, none before them
+  // Mixture of experts; experts 0: every layer's FFN is dense, of width ffn.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;    // each row's k, 1 to experts
+  int64_t expert_ffn = 0;           // inner width of one expert
+  bool norm_topk_prob = false;      // the k weights are divided by their sum
+  int64_t shared_expert_ffn = 0;    // inner width of the expert that every row has besides; 0: none
+  int64_t sparse_step = 1;          // layers i with (i + 1) % sparse_step == 0 have experts,
+  std::vector<int64_t> dense_layers;  // but for these (mlp_only_layers)
+  // Hybrids (qwen3_5, qwen3_next): layers of a gated DeltaNet among those of attention.
+  std::vector<bool> gdn_layers;     // [layers]; empty: every layer attends
+  int64_t gdn_k_heads = 0, gdn_v_heads = 0;  // value head h uses key head h / (gdn_v_heads / gdn_k_heads)
+  int64_t gdn_k_dim = 0, gdn_v_dim = 0;      // of one head
+  int64_t conv_width = 0;           // taps of the causal convolution
+  bool gated_attention = false;     // rows of q are [head][query, gate]; the gate's sigmoid multiplies what attention gives
+  bool norm_plus_one = false;       // files of Hugging Face keep RMS norm weights less 1 (not the gated DeltaNet's)
+  int64_t mtp_layers = 0;           // 1: there is a head that predicts one token more (multi-token prediction)
   RopeConfig rope;
   int64_t bos = -1;                 // -1: none
   std::vector<int64_t> eos;
 
   /// Columns that q's or k's norm runs over, given their heads: the length of its weight.
   int64_t qk_norm_columns(int64_t of_heads) const { return qk_norm_whole ? of_heads * head_dim : head_dim; }
+  bool is_gdn(int64_t layer) const { return size_t(layer) < gdn_layers.size() && gdn_layers[size_t(layer)]; }
+  /// Rows of q: heads*head_dim, or [head][query, gate].
+  int64_t q_rows() const { return heads * head_dim * (gated_attention ? 2 : 1); }
+  int64_t gdn_k_columns() const { return gdn_k_heads * gdn_k_dim; }
+  int64_t gdn_v_columns() const { return gdn_v_heads * gdn_v_dim; }
+  /// Of the convolution: q of all key heads, k of all key heads, v of all value heads.
+  int64_t gdn_channels() const { return 2 * gdn_k_columns() + gdn_v_columns(); }
+  /// Layers that have a place in the state: the model's, then the MTP head's.
+  int64_t state_layers() const { return layers + mtp_layers; }
+  /// Whether a layer's FFN is a mixture of experts.
+  bool has_experts(int64_t layer) const;
 };
 
 struct LayerWeights {
   Vector attn_norm;                // [hidden]; empty: olmo2
-  Matrix q, k, v;                  // [heads*head_dim, hidden], [kv_heads*head_dim, hidden] twice
+  Matrix q, k, v;                  // [q_rows(), hidden], [kv_heads*head_dim, hidden] twice; empty in a layer of a gated DeltaNet
   Vector q_bias, k_bias, v_bias;   // [rows of q, k, v], qwen2
   Vector q_norm, k_norm;           // [head_dim], qwen3; [heads*head_dim] and [kv_heads*head_dim], olmo2
   Matrix o;                        // [hidden, heads*head_dim]
   Vector o_bias;                   // [hidden], llama with attention_bias
   Vector attn_post_norm;           // [hidden], olmo2
+  // A gated DeltaNet instead of attention.
+  Matrix gdn_qkv;                  // [gdn_channels(), hidden]: q of all key heads, k of all key heads, v of all value heads
+  Matrix gdn_z;                    // [gdn_v_columns(), hidden]
+  Matrix gdn_b, gdn_a;             // [gdn_v_heads, hidden]
+  Vector gdn_conv;                 // [conv_width, gdn_channels()], the oldest input's tap first
+  Vector gdn_decay;                // [2, gdn_v_heads]: -exp(A_log), then dt_bias
+  Vector gdn_norm;                 // [gdn_v_dim]
+  Matrix gdn_qkvz, gdn_ba;         // qwen3_next, instead of qkv, z, b and a: [key head][q, k, v and z of its value heads], [key head][b, a]
+  Matrix gdn_out;                  // [hidden, gdn_v_columns()]; empty: the layer attends
+  bool gdn_out_tiled = false;      // its columns have value heads as GGUF orders them, and its blocks do not let them be moved
   Vector ffn_norm;                 // [hidden]; empty: olmo2
-  Matrix gate, up;                 // [ffn, hidden]
+  Matrix gate, up;                 // [ffn, hidden]; empty in a layer of experts
   Matrix down;                     // [hidden, ffn]
+  // A layer of experts: the matrices of all experts behind each other, expert e's rows at e * (rows / experts), as GGUF has them.
+  Matrix router;                   // [experts, hidden]; empty: the layer is dense
+  Matrix expert_gate, expert_up;   // [experts*expert_ffn, hidden]
+  Matrix expert_down;              // [experts*hidden, expert_ffn]
+  Matrix shared_gate, shared_up;   // [shared_expert_ffn, hidden]; empty: no shared expert
+  Matrix shared_down;              // [hidden, shared_expert_ffn]
+  Matrix shared_expert_gate;       // [1, hidden]
   Vector ffn_post_norm;            // [hidden], olmo2
+};
+
+/// The head of multi-token prediction: from the hidden state of token t and token t+1 to the logits of token t+2. Its embedding
+/// and lm_head are the model's.
+struct MtpWeights {
+  Vector embed_norm, hidden_norm;  // [hidden]
+  Matrix fc;                       // [hidden, 2*hidden]: of the normalised embedding, then the normalised hidden state; empty: no head
+  LayerWeights layer;              // of attention
+  Vector norm;                     // [hidden]
 };
 
 struct Weights {
   Matrix embed;                    // [vocab, hidden]
   std::vector<LayerWeights> layers;
+  MtpWeights mtp;
   Vector final_norm;               // [hidden]
   Matrix lm_head;                  // [vocab, hidden]; the same bytes as embed when tied
   std::vector<std::shared_ptr<const void>> storage;  // mappings and repacked copies that the matrices point into
+  /// Layer i, or behind the last one the MTP head's.
+  const LayerWeights& layer(size_t i) const { return i < layers.size() ? layers[i] : mtp.layer; }
+  LayerWeights& layer(size_t i) { return i < layers.size() ? layers[i] : mtp.layer; }
 };
 
 /// Where a model came from; goes into every dump's manifest.
@@ -126,6 +183,19 @@ struct KvLayer {
   int64_t offset(int64_t slot, int64_t kv_head, int64_t position) const {  // in elements
     return ((slot * kv_heads + kv_head) * context + position) * head_dim;
   }
+  int64_t elements() const { return slots * kv_heads * context * head_dim; }  // of k, and of v; 0: the layer does not attend
+};
+
+/// What a gated DeltaNet layer has seen, of all slots: it grows with no position, and no position can be taken out of it.
+struct GdnLayer {
+  int64_t slots = 0, width = 0, channels = 0, v_heads = 0, k_dim = 0, v_dim = 0;
+  float* conv = nullptr;   // [slot][width][channels]: the convolution's last inputs, oldest first, +0 before the first
+  float* state = nullptr;  // [slot][v_head][k_dim][v_dim]
+  int64_t conv_floats() const { return width * channels; }             // of one slot
+  int64_t state_floats() const { return v_heads * k_dim * v_dim; }     // of one slot; 0: the layer attends
+  int64_t floats() const { return conv_floats() + state_floats(); }
+  float* conv_of(int64_t slot) const { return conv + slot * conv_floats(); }
+  float* state_of(int64_t slot) const { return state + slot * state_floats(); }
 };
 
 }  // namespace assay

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "dumps/error.h"
@@ -14,10 +15,13 @@ namespace {
 
 size_t vector_bytes(const Weights& w) {
   size_t floats = w.final_norm.size();
-  for (const LayerWeights& l : w.layers)
+  for (const Vector* v : {&w.mtp.embed_norm, &w.mtp.hidden_norm, &w.mtp.norm}) floats += v->size();
+  for (size_t i = 0; i <= w.layers.size(); i++) {
+    const LayerWeights& l = w.layer(i);
     for (const Vector* v : {&l.attn_norm, &l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm, &l.o_bias, &l.ffn_norm,
-                            &l.attn_post_norm, &l.ffn_post_norm})
+                            &l.attn_post_norm, &l.ffn_post_norm, &l.gdn_conv, &l.gdn_decay, &l.gdn_norm})
       floats += v->size();
+  }
   return floats * sizeof(float);
 }
 
@@ -79,12 +83,13 @@ size_t CountingHost::bytes() const {
   return floats * sizeof(float);
 }
 
-/// A whole pass on the CPU.
-static void run_all(const Program& p, CountingHost& host) {
+/// A whole pass on the CPU, of the model or of its MTP head.
+static void run_all(const Program& p, CountingHost& host, Pass pass) {
   std::vector<int> last_use(p.values.size(), -1);
   for (size_t i = 0; i < p.nodes.size(); i++)
     for (ValueId v : p.nodes[i].inputs) last_use[size_t(v)] = int(i);
   for (size_t i = 0; i < p.nodes.size(); i++) {
+    if (!p.nodes[i].runs_in(pass)) continue;
     host.run(i);
     for (ValueId v : p.nodes[i].inputs)
       if (last_use[size_t(v)] == int(i)) host.drop(v);
@@ -111,36 +116,71 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   p.mapped = outline.mapped_bytes;
   p.copies = outline.copied_bytes;
   p.vectors = vector_bytes(m.weights);
-  p.engine.kv = size_t(2 * c.layers * o.slots * c.kv_heads * o.context * c.head_dim) * size_of(o.kv);
+  for (int64_t l = 0; l < c.state_layers(); l++) {
+    p.engine.kv += 2 * size_t(kv_layer_of(c, l, o).elements()) * size_of(o.kv);
+    const GdnLayer g = gdn_layer_of(c, l, o);
+    p.engine.gdn += size_t(g.slots * g.floats()) * sizeof(float);
+  }
   p.engine.rope = size_t(o.context * (c.rope.rotary / 2)) * 2 * sizeof(float);
   CountingHost host(program);
-  host.begin(rows, 1);
-  if (device)
+  if (device) {
     p.device = plan_device(m, o, rows, *device, host, p.pinned);
-  else
-    run_all(program, host);
+  } else {
+    const auto pass = [&](int64_t of_rows) {
+      for (Pass p : {Pass::prefill, Pass::mtp_prefill}) {
+        if (p == Pass::mtp_prefill && program.hidden == kNoValue) continue;
+        host.begin(of_rows, 1);
+        run_all(program, host, p);
+      }
+    };
+    pass(rows);
+    // Buffers stay from pass to pass, and a later one may choose others and let them grow.
+    for (size_t before = 0; before != host.bytes();) {
+      before = host.bytes();
+      pass(1);
+    }
+  }
   p.engine.values = host.bytes();
 
   const bool integers = o.activations != Activations::f32;
   size_t codes = 0, scales = 0;
+  struct {  // ExpertRows, backend.h
+    int64_t x = 0, y = 0, places = 0, groups = 0;
+    size_t codes = 0;
+    size_t bytes() const { return size_t(x + y + 3 * groups) * sizeof(float) + size_t(places) * sizeof(int64_t) + codes; }
+  } gathered;
   int64_t widest = 0;  // columns of a linear in floats
+  std::set<const Matrix*> repacked;  // the head's logits are the model's matrix
   for (size_t i = 0; i < program.nodes.size(); i++) {
     const Node& n = program.nodes[i];
     if (!host.ran(i)) continue;  // a device does it
     if (n.op == OpKind::attention)
       p.engine.scratch = threads * size_t(attention_scratch_floats(o.context, c.head_dim)) * sizeof(float);
-    if (n.op != OpKind::linear) continue;
+    if (n.op != OpKind::linear && n.op != OpKind::expert_linear) continue;
     const Matrix& w = *n.weight;
-    const int64_t tokens = n.requested_rows_only ? 1 : rows;
+    const bool experts = n.op == OpKind::expert_linear;
+    // Rows of the input: of an expert_linear one per token, or one per token and rank.
+    const int64_t tokens = n.requested_rows_only ? 1 : rows * (program.values[size_t(n.inputs[0])].columns / w.columns);
+    const int64_t pairs = rows * n.chosen;
+    if (experts) {
+      gathered.y = std::max(gathered.y, pairs * (w.rows / n.experts));
+      gathered.places = std::max(gathered.places, 2 * n.experts + 1 + pairs);
+    }
     if (!integers || !is_quantised(w.type)) {
       widest = std::max(widest, w.columns);
+      if (experts) gathered.x = std::max(gathered.x, pairs * w.columns);
       continue;
     }
-    if (o.isa != Isa::scalar) p.engine.panels += panel_bytes(w);
+    if (o.isa != Isa::scalar && repacked.insert(&w).second) p.engine.panels += experts ? size_t(n.experts) * panel_bytes(expert_of(w, n.experts, 0)) : panel_bytes(w);
+    if (experts) {
+      gathered.codes = std::max(gathered.codes, size_t(pairs * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
+      gathered.groups = std::max(gathered.groups, pairs * (w.columns / 32));
+    }
     codes = std::max(codes, size_t(tokens * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
     scales = std::max(scales, size_t(tokens * (w.columns / 32)) * (sizeof(float) + 2 * sizeof(int32_t)));
   }
   p.engine.quantised = codes + scales;
+  p.engine.experts = gathered.bytes();
   // A worker's rows of packed tokens and weights: 28 at most with many tokens, one with few (ops/linear.cpp).
   p.packing = threads * size_t(widest) * (rows > 3 && o.isa != Isa::scalar ? 28 : 1) * sizeof(float);
   return p;

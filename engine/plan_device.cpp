@@ -22,8 +22,14 @@ void give_addresses(Model& m) {
     next += (w.bytes() + 255) / 256 * 256;
   };
   give(m.weights.embed);
-  for (LayerWeights& l : m.weights.layers)
-    for (Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) give(*w);
+  for (size_t i = 0; i <= m.weights.layers.size(); i++) {
+    LayerWeights& l = m.weights.layer(i);
+    for (Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gdn_qkv, &l.gdn_z, &l.gdn_b, &l.gdn_a, &l.gdn_out, &l.gate, &l.up, &l.down,
+                      &l.router, &l.expert_gate, &l.expert_up, &l.expert_down, &l.shared_gate, &l.shared_up, &l.shared_down,
+                      &l.shared_expert_gate})
+      give(*w);
+  }
+  give(m.weights.mtp.fc);
   if (m.config.tied)
     m.weights.lm_head = m.weights.embed;
   else
@@ -44,13 +50,7 @@ Batch batch_of(Pass pass, int slots, int64_t position, int64_t rows) {
 
 PassTraffic run(DeviceBackend& backend, CountingHost& host, const Batch& batch) {
   Trace trace;
-  PassState pass{batch, {}, {}, {}, nullptr, &trace, 0};
-  for (const Segment& s : batch.segments)
-    for (int64_t r = 0; r < s.rows; r++) {
-      pass.places.push_back({s.slot, s.position + r});
-      pass.positions.push_back(s.position + r);
-      pass.all_rows.push_back(int64_t(pass.all_rows.size()));
-    }
+  const PassState pass = PassState::of(batch, nullptr, &trace);
   host.begin(batch.rows(), int64_t(batch.logit_rows.size()));
   backend.forward(pass, host);
   return trace.traffic.back();
@@ -95,8 +95,10 @@ DevicePlan plan_device(const Model& outline, const EngineOptions& options, int64
   const Config& c = model.config;
   std::vector<KvLayer> caches;
   static std::byte nothing;
-  for (int64_t l = 0; l < c.layers; l++)
-    caches.push_back({options.kv, options.slots, c.kv_heads, options.context, c.head_dim, &nothing, &nothing});
+  for (int64_t l = 0; l < c.state_layers(); l++) {
+    caches.push_back(kv_layer_of(c, l, options));
+    caches.back().k = caches.back().v = &nothing;
+  }
   RopeTable rope;
   rope.context = options.context;
   rope.pairs = c.rope.rotary / 2;

@@ -20,7 +20,21 @@ constexpr LayerMatrix kLayerMatrices[] = {
     {"q_proj", "w.q", &LayerWeights::q},          {"k_proj", "w.k", &LayerWeights::k},
     {"v_proj", "w.v", &LayerWeights::v},          {"o_proj", "w.o", &LayerWeights::o},
     {"gate_proj", "w.gate", &LayerWeights::gate}, {"up_proj", "w.up", &LayerWeights::up},
-    {"down_proj", "w.down", &LayerWeights::down}};
+    {"down_proj", "w.down", &LayerWeights::down}, {"router_logits", "w.router", &LayerWeights::router},
+    {"expert_gate_proj", "w.expert_gate", &LayerWeights::expert_gate},
+    {"expert_up_proj", "w.expert_up", &LayerWeights::expert_up},
+    {"expert_down_proj", "w.expert_down", &LayerWeights::expert_down},
+    {"shared_gate_proj", "w.shared_gate", &LayerWeights::shared_gate},
+    {"shared_up_proj", "w.shared_up", &LayerWeights::shared_up},
+    {"shared_expert_out", "w.shared_down", &LayerWeights::shared_down},
+    {"shared_expert_gate", "w.shared_expert_gate", &LayerWeights::shared_expert_gate},
+    {"gdn_qkv", "w.gdn_qkv", &LayerWeights::gdn_qkv},
+    {"gdn_z", "w.gdn_z", &LayerWeights::gdn_z},
+    {"gdn_b", "w.gdn_b", &LayerWeights::gdn_b},
+    {"gdn_a", "w.gdn_a", &LayerWeights::gdn_a},
+    {"gdn_qkvz", "w.gdn_qkvz", &LayerWeights::gdn_qkvz},
+    {"gdn_ba", "w.gdn_ba", &LayerWeights::gdn_ba},
+    {"gdn_out", "w.gdn_out", &LayerWeights::gdn_out}};
 struct LayerVector {
   const char *phase, *name;
   Vector LayerWeights::*member;
@@ -31,21 +45,28 @@ constexpr LayerVector kLayerVectors[] = {
     {"q_norm", "w.q_norm", &LayerWeights::q_norm},          {"k_norm", "w.k_norm", &LayerWeights::k_norm},
     {"o_proj", "w.o_bias", &LayerWeights::o_bias},          {"ffn_norm", "w.ffn_norm", &LayerWeights::ffn_norm},
     {"attn_post_norm", "w.attn_post_norm", &LayerWeights::attn_post_norm},
-    {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm}};
+    {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm},
+    {"gdn_conv", "w.gdn_conv", &LayerWeights::gdn_conv},    {"gdn_decay", "w.gdn_decay", &LayerWeights::gdn_decay},
+    {"gdn_norm", "w.gdn_norm", &LayerWeights::gdn_norm}};
 
-/// The member of `weights` that a dense family's node of this phase reads; null where it reads none.
+/// The member of `weights` that a family's node of this phase reads; null where it reads none.
 Matrix* matrix_of(Weights& w, const Node& n) {
   if (n.op == OpKind::embed) return &w.embed;
-  if (n.layer < 0) return n.op == OpKind::linear ? &w.lm_head : n.op == OpKind::embed ? &w.embed : nullptr;
+  if (n.layer < 0) return n.op != OpKind::linear ? nullptr : n.phase == "mtp_fc" ? &w.mtp.fc : &w.lm_head;
   for (const LayerMatrix& m : kLayerMatrices)
-    if (n.phase == m.phase) return &(w.layers.at(size_t(n.layer)).*m.member);
+    if (n.phase == m.phase) return &(w.layer(size_t(n.layer)).*m.member);
   return nullptr;
 }
 
 Vector* vector_of(Weights& w, const Node& n) {
-  if (n.layer < 0) return n.op == OpKind::rms_norm ? &w.final_norm : nullptr;
+  if (n.layer < 0) {
+    if (n.phase == "mtp_embed_norm") return &w.mtp.embed_norm;
+    if (n.phase == "mtp_hidden_norm") return &w.mtp.hidden_norm;
+    if (n.phase == "mtp_norm") return &w.mtp.norm;
+    return n.op == OpKind::rms_norm ? &w.final_norm : nullptr;
+  }
   for (const LayerVector& v : kLayerVectors)
-    if (n.phase == v.phase) return &(w.layers.at(size_t(n.layer)).*v.member);
+    if (n.phase == v.phase) return &(w.layer(size_t(n.layer)).*v.member);
   return nullptr;
 }
 
@@ -56,12 +77,16 @@ WeightPlace weight_place(const Weights& w, const Node& node) {
   if (node.weight == &w.embed) out.matrix_name = "embed";
   if (node.weight == &w.lm_head) out.matrix_name = "lm_head";
   if (node.vector == &w.final_norm) out.vector_name = "final_norm";
-  for (size_t l = 0; l < w.layers.size(); l++) {
-    const std::string stem = "layer." + std::to_string(l) + "/";
+  if (node.weight == &w.mtp.fc) out.matrix_name = "mtp.fc";
+  if (node.vector == &w.mtp.embed_norm) out.vector_name = "mtp.embed_norm";
+  if (node.vector == &w.mtp.hidden_norm) out.vector_name = "mtp.hidden_norm";
+  if (node.vector == &w.mtp.norm) out.vector_name = "mtp.norm";
+  for (size_t l = 0; l <= w.layers.size(); l++) {
+    const std::string stem = layer_stem(int(l), l == w.layers.size());
     for (const LayerMatrix& m : kLayerMatrices)
-      if (node.weight == &(w.layers[l].*m.member)) out.matrix_name = stem + m.name;
+      if (node.weight == &(w.layer(l).*m.member)) out.matrix_name = stem + m.name;
     for (const LayerVector& v : kLayerVectors)
-      if (node.vector == &(w.layers[l].*v.member)) out.vector_name = stem + v.name;
+      if (node.vector == &(w.layer(l).*v.member)) out.vector_name = stem + v.name;
   }
   return out;
 }
@@ -128,11 +153,15 @@ NodeRun run_case(const NodeCase& c, const Rewrite& plant) {
     std::memcpy(cache->k, c.k.data(), c.k.size());
     std::memcpy(cache->v, c.v.data(), c.v.size());
   }
+  const GdnLayer* gdn = node.layer < 0 ? nullptr : &engine.gdn(node.layer);
+  if (gdn && !c.conv_state.empty()) std::copy(c.conv_state.begin(), c.conv_state.end(), gdn->conv);
+  if (gdn && !c.recurrent_state.empty()) std::copy(c.recurrent_state.begin(), c.recurrent_state.end(), gdn->state);
+  const std::vector<RowSpan> spans = {{0, 0, c.rows}};
   NodeRun out;
   out.value.assign(size_t(c.rows * c.columns), std::numeric_limits<float>::quiet_NaN());
   Node& planted = engine.plantable_program().nodes.at(0);
   NodeContext ctx{planted,   engine.program(), model->config, batch,     c.rows, {},   out.value.data(),
-                  c.columns, batch.ids,        places,        positions, cache,  &rope};
+                  c.columns, batch.ids,        places,        positions, cache,  &rope, gdn,   spans};
   for (const auto& x : c.inputs) ctx.inputs.push_back(x.data());
   CpuBackend& backend = engine.plantable_backend();
   backend.begin_pass();

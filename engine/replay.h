@@ -26,6 +26,8 @@ struct NodeCase {
   Matrix weight;                           // linear, embed; empty otherwise
   Vector vector;                           // norms, bias
   std::vector<float> cos, sin;             // rope: [rows, rotary/2], of the positions
+  std::vector<float> conv_state;           // conv: [conv_width, channels], of before the rows
+  std::vector<float> recurrent_state;      // delta_rule: [v_heads, k_dim, v_dim], of before the rows
   std::vector<std::byte> k, v;             // attention: [kv_heads, first_position + rows, head_dim] of options.kv
   std::vector<std::shared_ptr<const void>> storage;  // what `weight` points into
 

@@ -20,7 +20,10 @@ constexpr int64_t kReproVersion = 1;
 constexpr int64_t kReproMost = int64_t(1) << 40;  // of any count that a reproducer may state
 
 constexpr OpKind kReproOps[] = {OpKind::embed, OpKind::rms_norm,  OpKind::head_norm, OpKind::linear,
-                                OpKind::rope,  OpKind::attention, OpKind::silu_mul,  OpKind::add};
+                                OpKind::rope,  OpKind::attention, OpKind::silu_mul,  OpKind::add,
+                                OpKind::topk,  OpKind::topk_weights,   OpKind::expert_linear, OpKind::expert_sum,
+                                OpKind::gated_add, OpKind::sigmoid_mul, OpKind::sigmoid, OpKind::l2_norm, OpKind::gated_norm,
+                                OpKind::decay, OpKind::conv, OpKind::delta_rule, OpKind::columns};
 constexpr WeightType kReproTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0,
                                       WeightType::q4_0, WeightType::q4_1, WeightType::q5_0, WeightType::q5_1,
                                       WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
@@ -157,6 +160,11 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
     for (const auto& [name, half] : {std::pair{"state/k", &c.k}, {"state/v", &c.v}})
       w.tensor(name, cache_dtype(c.options.kv), {c.config.kv_heads, c.positions(), c.config.head_dim}, half->data(),
                {"kv_head", "position", "head_dim"});
+  const Config& m = c.config;
+  if (!c.conv_state.empty())
+    w.tensor("state/conv", DType::f32, {m.conv_width, m.gdn_channels()}, c.conv_state.data(), {"oldest first", "channel"});
+  if (!c.recurrent_state.empty())
+    w.tensor("state/recurrent", DType::f32, {m.gdn_v_heads, m.gdn_k_dim, m.gdn_v_dim}, c.recurrent_state.data(), {"v_head", "d_k", "d_v"});
   w.floats("expected", c.rows, r.expected, {"token", "column"});
   w.floats("got", c.rows, r.got, {"token", "column"});
   Json j = {{"version", kReproVersion},
@@ -167,6 +175,9 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
             {"heads", c.node.heads},
             {"head_dim", c.node.head_dim},
             {"eps", c.node.eps},
+            {"experts", c.node.experts},
+            {"chosen", c.node.chosen},
+            {"normalised", int(c.node.normalised)},
             {"pass", name_of(c.pass)},
             {"step", c.step},
             {"first_position", c.first_position},
@@ -179,9 +190,16 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
   if (!c.options.device.module.empty()) j["module"] = c.options.device.module;
   if (!c.weight.empty()) j["weight_type"] = name_of(c.weight.type);
   if (c.node.op == OpKind::embed) j["table_rows"] = c.weight.rows;
+  if (c.node.op == OpKind::expert_linear) j["weight_columns"] = c.weight.columns;
   j["config"] = {{"family", c.config.family},     {"layers", c.config.layers},     {"heads", c.config.heads},
                  {"kv_heads", c.config.kv_heads}, {"head_dim", c.config.head_dim}, {"rotary", c.config.rope.rotary},
                  {"theta", c.config.rope.theta}};
+  if (m.is_gdn(c.node.layer))
+    j["gdn"] = {{"k_heads", m.gdn_k_heads}, {"v_heads", m.gdn_v_heads}, {"k_dim", m.gdn_k_dim}, {"v_dim", m.gdn_v_dim}, {"conv_width", m.conv_width}};
+  if (c.node.input_offset || c.node.input_stride || c.node.scaled)
+    j["input"] = {{"offset", c.node.input_offset}, {"stride", c.node.input_stride}, {"scaled", int(c.node.scaled)}};
+  for (const ColumnRun& run : c.node.runs)
+    j["columns"].push_back({{"input", run.input}, {"from", run.from}, {"stride", run.stride}, {"to", run.to}, {"count", run.count}, {"width", run.width}});
   w.finish(std::move(j));
 }
 
@@ -201,6 +219,11 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   c.node.phase = json_string(json_get(j, "phase", where), where + ".phase");
   c.node.heads = integer(j, "heads", 0, kReproMost);
   c.node.head_dim = integer(j, "head_dim", 0, 1 << 20);
+  if (j.contains("experts")) {  // older reproducers have none
+    c.node.experts = integer(j, "experts", 0, 1 << 20);
+    c.node.chosen = integer(j, "chosen", 0, c.node.experts);
+    c.node.normalised = integer(j, "normalised", 0, 1) != 0;
+  }
   c.node.eps = json_finite(json_get(j, "eps", where), where + ".eps");
   const std::string pass = json_string(json_get(j, "pass", where), where + ".pass");
   const auto known = pass_from_name(pass);
@@ -228,6 +251,30 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   c.config.context = c.positions();
   c.node.layer = int(integer(j, "layer", -1, c.config.layers - 1));
 
+  constexpr int64_t kMostColumns = 1 << 30;
+  if (j.contains("gdn")) {
+    const Json& g = j["gdn"];
+    c.config.gdn_k_heads = integer(g, "k_heads", 1, 1 << 15);
+    c.config.gdn_v_heads = integer(g, "v_heads", 1, 1 << 15);
+    c.config.gdn_k_dim = integer(g, "k_dim", 1, 1 << 12);
+    c.config.gdn_v_dim = integer(g, "v_dim", 1, 1 << 12);
+    c.config.conv_width = integer(g, "conv_width", 1, 1 << 12);
+    c.config.gdn_layers.resize(size_t(c.config.layers));
+    if (c.node.layer >= 0) c.config.gdn_layers[size_t(c.node.layer)] = true;
+    c.node.k_heads = c.config.gdn_k_heads;
+    c.node.k_dim = c.config.gdn_k_dim;
+  }
+  if (j.contains("input")) {
+    c.node.input_offset = integer(j["input"], "offset", 0, kMostColumns);
+    c.node.input_stride = integer(j["input"], "stride", 0, kMostColumns);
+    c.node.scaled = integer(j["input"], "scaled", 0, 1) != 0;
+  }
+  if (j.contains("columns")) {
+    for (const Json& run : j["columns"])
+      c.node.runs.push_back({int(integer(run, "input", 0, 1)), integer(run, "from", 0, kMostColumns), integer(run, "stride", 0, kMostColumns),
+                             integer(run, "to", 0, kMostColumns), integer(run, "count", 1, kMostColumns), integer(run, "width", 1, kMostColumns)});
+  }
+
   c.columns = in.last_axis("expected");
   r.expected = in.floats("expected", c.rows, c.columns);
   r.got = in.floats("got", c.rows, c.columns);
@@ -237,20 +284,67 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   if ((op == OpKind::rope || op == OpKind::head_norm || op == OpKind::attention) &&
       (by_head != c.columns || by_head == 0))
     refuse("heads * head_dim is not the number of columns");
-  const size_t inputs = op == OpKind::embed ? 0 : op == OpKind::add || op == OpKind::silu_mul ? 2 : 1;
-  const int64_t width = op == OpKind::linear ? in.last_axis("inputs/0") : c.columns;
-  for (size_t i = 0; i < inputs; i++) c.inputs.push_back(in.floats("inputs/" + std::to_string(i), c.rows, width));
-  if (op == OpKind::linear || op == OpKind::embed) {
+  const Node& n = c.node;
+  const bool of_experts = op == OpKind::topk || op == OpKind::topk_weights || op == OpKind::expert_linear || op == OpKind::expert_sum;
+  if (of_experts && (n.experts < 1 || n.chosen < 1)) refuse("an op of experts without experts");
+  std::vector<int64_t> widths;  // of the inputs
+  switch (op) {
+    case OpKind::embed: break;
+    case OpKind::linear: widths = {in.last_axis("inputs/0")}; break;
+    case OpKind::topk: widths = {n.experts}; break;
+    case OpKind::topk_weights: widths = {n.experts, n.chosen}; break;
+    case OpKind::expert_linear: widths = {in.last_axis("inputs/0"), n.chosen}; break;
+    case OpKind::expert_sum: widths = {n.chosen * c.columns, n.chosen}; break;
+    case OpKind::gated_add: widths = {1, c.columns, c.columns}; break;
+    case OpKind::silu_mul:
+    case OpKind::sigmoid_mul:
+    case OpKind::gated_norm:
+    case OpKind::add: widths = {c.columns, c.columns}; break;
+    case OpKind::head_norm:
+      widths = {n.input_stride ? n.heads * n.input_stride : c.columns};
+      if (n.input_stride && n.input_stride < n.head_dim) refuse("heads overlap in the input");
+      break;
+    case OpKind::l2_norm:
+      widths = {in.last_axis("inputs/0")};
+      if (by_head != c.columns || n.input_offset + by_head > widths[0]) refuse("the heads lie outside the input");
+      break;
+    case OpKind::delta_rule: {
+      const Config& g = c.config;
+      if (g.gdn_v_heads < 1 || g.gdn_v_heads % g.gdn_k_heads != 0 || g.gdn_v_columns() != c.columns || n.heads != g.gdn_v_heads || n.head_dim != g.gdn_v_dim)
+        refuse("the delta rule's heads do not fit its columns");
+      widths = {g.gdn_k_columns(), g.gdn_k_columns(), c.columns, g.gdn_v_heads, g.gdn_v_heads};
+      break;
+    }
+    case OpKind::columns:
+      for (int i = 0; in.has("inputs/" + std::to_string(i)); i++) widths.push_back(in.last_axis("inputs/" + std::to_string(i)));
+      for (const ColumnRun& run : n.runs)
+        if (size_t(run.input) >= widths.size() || run.from + (run.count - 1) * run.stride + run.width > widths[size_t(run.input)] ||
+            run.to + run.count * run.width > c.columns)
+          refuse("columns lie outside their row");
+      break;
+    default: widths = {c.columns};
+  }
+  if ((op == OpKind::topk || op == OpKind::topk_weights) && c.columns != n.chosen) refuse("the columns are not the chosen experts");
+  for (size_t i = 0; i < widths.size(); i++) c.inputs.push_back(in.floats("inputs/" + std::to_string(i), c.rows, widths[i]));
+  if (op == OpKind::topk_weights || op == OpKind::expert_linear)
+    for (float id : c.inputs[1])
+      if (!(id == -1 || (id >= 0 && id < float(n.experts) && id == std::floor(id)))) refuse("an expert's id is none");
+  if (op == OpKind::linear || op == OpKind::embed || op == OpKind::expert_linear) {
     c.weight.type = named(kReproTypes, j, "weight_type", where);
     const DType type = weight_dtype(c.weight.type);
-    c.weight.columns = op == OpKind::linear ? width : c.columns;
+    c.weight.columns = op == OpKind::embed ? c.columns : widths[0];
+    if (op == OpKind::expert_linear) {
+      if (c.columns % n.chosen != 0) refuse("the columns are no whole products");
+      c.weight.columns = integer(j, "weight_columns", 1, kReproMost);
+      if (widths[0] != c.weight.columns && widths[0] != n.chosen * c.weight.columns) refuse("the input does not fit the weight");
+    }
     if (c.weight.columns % block_elements(c.weight.type) != 0) refuse("the weight's columns are no whole blocks");
     std::vector<int64_t> ids;
     if (op == OpKind::embed) {
       ids = in.integers("ids", c.rows);
       c.weight.rows = integer(j, "table_rows", 1, kReproMost);
     } else {
-      c.weight.rows = c.columns;
+      c.weight.rows = op == OpKind::linear ? c.columns : n.experts * (c.columns / n.chosen);
     }
     for (int64_t id : ids) {
       if (id < 0 || id >= c.weight.rows) refuse("an id is outside the table");
@@ -262,8 +356,20 @@ ReproFile read_repro(const std::filesystem::path& dir) {
     c.weight.data = bytes->data();
     c.storage = {bytes};
   }
-  const int64_t vector = op == OpKind::head_norm ? c.node.head_dim : c.columns;
-  if (op == OpKind::rms_norm || op == OpKind::head_norm || (op == OpKind::linear && in.has("vector"))) {
+  if (op == OpKind::gated_norm && by_head != c.columns) refuse("heads * head_dim is not the number of columns");
+  if (op == OpKind::conv && (c.config.conv_width < 1 || c.config.gdn_channels() != c.columns)) refuse("the convolution's channels are not its columns");
+  const int64_t vector = op == OpKind::head_norm || op == OpKind::gated_norm ? c.node.head_dim
+                         : op == OpKind::conv                                ? c.config.conv_width * c.columns
+                         : op == OpKind::decay                               ? 2 * c.columns
+                                                                             : c.columns;
+  const auto floats = [&](const char* name, const std::vector<int64_t>& shape, std::vector<float>& out) {
+    const std::vector<std::byte> raw = in.bytes(name, DType::f32, shape);
+    out.resize(raw.size() / sizeof(float));
+    std::memcpy(out.data(), raw.data(), raw.size());
+  };
+  if (op == OpKind::conv) floats("state/conv", {c.config.conv_width, c.columns}, c.conv_state);
+  if (op == OpKind::delta_rule) floats("state/recurrent", {c.config.gdn_v_heads, c.config.gdn_k_dim, c.config.gdn_v_dim}, c.recurrent_state);
+  if (op == OpKind::rms_norm || op == OpKind::head_norm || op == OpKind::gated_norm || op == OpKind::conv || op == OpKind::decay || (op == OpKind::linear && in.has("vector"))) {
     const std::vector<std::byte> raw = in.bytes("vector", DType::f32, {vector});
     c.vector.resize(size_t(vector));
     std::memcpy(c.vector.data(), raw.data(), raw.size());

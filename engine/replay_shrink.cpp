@@ -154,7 +154,15 @@ void narrow(NodeCase& c, int64_t n, Cut cut, const Fails& fails, bool front_only
 }  // namespace
 
 NodeCase shrink(NodeCase c, const Fails& fails) {
-  narrow(c, c.rows, keep_rows, fails);
+  const bool recurrent = c.node.op == OpKind::conv || c.node.op == OpKind::delta_rule;
+  if (recurrent)  // the state that the case holds is the first row's
+    while (c.rows > 1) {
+      NodeCase smaller = keep_rows(c, 0, c.rows - 1);
+      if (!fails(smaller)) break;
+      c = std::move(smaller);
+    }
+  else
+    narrow(c, c.rows, keep_rows, fails);
   switch (c.node.op) {
     case OpKind::embed:
       if (NodeCase smaller = keep_ids(c); fails(smaller)) c = std::move(smaller);
@@ -167,15 +175,32 @@ NodeCase shrink(NodeCase c, const Fails& fails) {
       narrow(c, c.first_position, keep_positions, fails, true);
       narrow(c, c.config.kv_heads, keep_kv_heads, fails);
       break;
-    case OpKind::rope:
     case OpKind::head_norm:
+      if (c.node.input_stride) break;  // heads lie apart in the input
+      [[fallthrough]];
+    case OpKind::rope:
+    case OpKind::gated_norm:
       narrow(c, c.node.heads, keep_heads, fails);
       break;
     case OpKind::rms_norm:
     case OpKind::silu_mul:
+    case OpKind::sigmoid_mul:
+    case OpKind::sigmoid:
     case OpKind::add:
       narrow(c, c.columns, keep_elements, fails);
       break;
+    case OpKind::topk:
+    case OpKind::topk_weights:
+    case OpKind::expert_linear:
+    case OpKind::expert_sum:
+    case OpKind::gated_add:
+    case OpKind::l2_norm:
+    case OpKind::decay:
+    case OpKind::conv:
+    case OpKind::delta_rule:
+    case OpKind::columns:
+    case OpKind::hidden:
+      break;  // a row's columns belong together
     case OpKind::kv_store:
       break;  // writes state: no case of its own
   }

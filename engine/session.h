@@ -31,15 +31,21 @@ struct EngineOptions {
 struct EngineMemory {
   size_t panels = 0;       // quantised weights repacked for SIMD (ops/panel.h)
   size_t kv = 0;           // caches of all slots and layers, used or not
+  size_t gdn = 0;          // states of gated DeltaNet layers, all slots, and what verify passes keep of them
   size_t rope = 0;         // cos and sin of every position
   size_t values = 0;       // buffers of node values, f32
   size_t quantised = 0;    // activations as integers
   size_t scratch = 0;      // of attention, all workers
-  size_t total() const { return panels + kv + rope + values + quantised + scratch; }
+  size_t experts = 0;      // rows gathered by expert
+  size_t total() const { return panels + kv + gdn + rope + values + quantised + scratch + experts; }
 };
 
 /// Fills in the context where it is 0. Throws Error{usage} for what no engine can have.
 void check_options(EngineOptions& options, const Config& config);
+/// A layer's cache without memory, of state layer i (Config::state_layers): no kv heads where the layer does not attend.
+KvLayer kv_layer_of(const Config& config, int64_t layer, const EngineOptions& options);
+/// A layer's recurrent state without memory; state_floats() 0: the layer attends.
+GdnLayer gdn_layer_of(const Config& config, int64_t layer, const EngineOptions& options);
 /// Which free buffer a value of `floats` gets: the smallest that is large enough, else the largest (which then grows); -1: none is free.
 int choose_buffer(const std::vector<int64_t>& sizes, const std::vector<bool>& used, int64_t floats);
 
@@ -70,9 +76,22 @@ class Engine : private HostSide {
   CpuBackend& plantable_backend() { return *backend_; }
 
   int64_t length(int slot) const { return lengths_.at(slot); }
-  void truncate(int slot, int64_t length);            // forget positions >= length (poisoned where asked)
+  int64_t mtp_length(int slot) const { return mtp_lengths_.at(slot); }   // rows of the MTP head's cache
+  /// Forgets positions >= length (poisoned where asked), those of the MTP head's cache too. Where layers have a recurrent state
+  /// the slot goes back to 0, stays as it is, or goes back into its last verify pass, whose rows up to `length` are then all that
+  /// the state has seen, byte for byte; else Error{usage}.
+  void truncate(int slot, int64_t length);
+  void truncate_mtp(int slot, int64_t length);        // the MTP head's cache alone
   void plant_length(int slot, int64_t length) { lengths_.at(slot) = length; }   // replays: what is before it counts as written
-  const KvLayer& kv(int layer) const;                 // on the host, brought up to date where a device holds the newer copy
+  /// Slot `to` becomes what slot `from` is: caches, recurrent states, lengths. What a verify pass kept is not copied.
+  void copy_slot(int from, int to);
+  /// Of state layer i, on the host, brought up to date where a device holds the newer copy.
+  const KvLayer& kv(int layer) const;
+  const GdnLayer& gdn(int layer) const { return gdn_.at(size_t(layer)); }
+  /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden], valid until
+  /// the next pass. Empty: the model has no head.
+  std::span<const float> hidden() const { return hidden_; }
+  bool has_mtp() const { return program_.hidden != kNoValue; }
   const RopeTable& rope() const { return *rope_; }
   EngineMemory memory() const;
   /// The device that passes run on; null: none was asked for, or none could be had (device_problem says why).
@@ -82,11 +101,15 @@ class Engine : private HostSide {
   bool materialises(const Batch& batch, ValueId value) const;
   /// The greedy id of one of the last pass's logit rows (0: its first), ties to the lower id; -1 where the row holds a NaN.
   int32_t greedy(int64_t logit_row) const;
-  /// XXH3-128 over all layers' valid K and V of a slot, 32 hex digits: equal states have equal hashes.
+  /// XXH3-128 over all layers' valid K and V and recurrent states of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;
 
  private:
   void check(const Batch& batch) const;
+  void allocate_state();
+  void begin_state(const Batch& batch);
+  void keep_inputs(size_t node, const NodeContext& c);
+  void roll_back(int slot, int64_t length);
   float* make(ValueId value, int64_t floats) override;
   const float* value(ValueId value) const override;
   void drop(ValueId value) override;
@@ -96,9 +119,14 @@ class Engine : private HostSide {
   Program program_;
   std::unique_ptr<CpuBackend> backend_;
   std::unique_ptr<RopeTable> rope_;
-  std::vector<int64_t> lengths_;
-  std::vector<KvLayer> caches_;
+  std::vector<int64_t> lengths_, mtp_lengths_;
+  std::vector<KvLayer> caches_;                       // per state layer
+  std::vector<GdnLayer> gdn_;                         // per state layer
   std::vector<std::unique_ptr<std::byte[]>> cache_storage_;
+  std::vector<std::vector<float>> gdn_storage_;
+  struct Verified;                                    // engine_state.cpp
+  std::vector<std::unique_ptr<Verified>> verified_;   // [slot]: what its last pass, if that was a verify pass, can be taken back by
+  std::vector<float> hidden_;
   std::vector<int> last_use_;                         // per value: index of the last node that reads it
   std::vector<std::vector<float>> buffers_;           // reused between values whose lives don't overlap
   std::vector<int> buffer_of_;                        // per value, -1: not alive
@@ -119,6 +147,7 @@ struct GenerateOptions {
   int64_t chunk = 0;                    // prefill rows per pass and prompt; 0: the whole prompt
   bool batch = false;                   // all prompts together, a slot each; else one after another in `slot`
   int slot = 0;
+  bool mtp = false;                     // the passes of an MTP head too, as dumps have them (mtp.h)
   bool all_logits = false;              // logits of every row (dumps, NLL), not only of the last
 };
 
@@ -138,6 +167,8 @@ struct Generated {
   std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
   std::vector<int32_t> fed;             // what each decode pass consumed: greedy or forced ids
   std::vector<float> last_logits;       // [vocab], of the last pass
+  std::vector<int32_t> mtp_drafts;      // what the head drafts behind the prompt's first greedy id: at most 3, fewer where the context ends
+  std::vector<int32_t> mtp_ids;         // its greedy id behind each decode pass
   std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
 };
 

@@ -87,6 +87,42 @@ AttentionMagnitude attention_magnitude(const Matrix64& q, const Matrix64& k, con
 Matrix64 silu_mul(const Matrix64& gate, const Matrix64& up);
 Matrix64 add(const Matrix64& a, const Matrix64& b);
 
+// Mixture of experts (arXiv:1701.06538; transformers modeling_qwen3_moe.py). Ids are whole numbers as doubles, -1: none.
+/// The `chosen` largest of each row, by falling value, ties to the lower id: ids [T, chosen]. A row with a NaN: all -1.
+Matrix64 topk(const Matrix64& logits, int64_t chosen);
+/// Of the chosen ones, softmax over all experts, [T, chosen]; `normalised`: divided by their sum. NaN where the id is -1.
+Matrix64 topk_weights(const Matrix64& logits, const Matrix64& ids, bool normalised);
+/// y[t, r] = w[ids[t, r]] x[t] or, where x has a part per rank, x[t, r]. w [experts*N, K]: all experts behind each other;
+/// y [T, chosen*N]; x [T, K] or [T, chosen*K]. NaN where the id is -1. One expert after another, each with its rows only.
+Matrix64 expert_linear(const Matrix64& x, const Matrix64& ids, const WeightRows& w, int64_t experts, int threads = 0);
+/// The same of |x| and |w|: what rounding bounds are made of.
+Matrix64 expert_magnitude(const Matrix64& x, const Matrix64& ids, const WeightRows& w, int64_t experts, int threads = 0);
+/// sum_r weights[t, r] x[t, r]. x [T, chosen*N], weights [T, chosen].
+Matrix64 expert_sum(const Matrix64& x, const Matrix64& weights);
+/// x + shared / (1 + exp(-gate)). gate [T, 1].
+Matrix64 gated_add(const Matrix64& gate, const Matrix64& shared, const Matrix64& x);
+
+// Gated DeltaNet and gated attention (gdn.cpp).
+Matrix64 sigmoid(const Matrix64& x);
+/// a / (1 + exp(-gate)).
+Matrix64 sigmoid_mul(const Matrix64& a, const Matrix64& gate);
+/// Columns [first, first + count) of x; the same of each of `groups` equal parts of a row, behind each other.
+Matrix64 columns(const Matrix64& x, int64_t first, int64_t count);
+Matrix64 part_of_groups(const Matrix64& x, int64_t groups, int64_t first, int64_t count);
+/// x / sqrt(sum x^2 + eps) * factor over each head.
+Matrix64 l2_norm(const Matrix64& x, int64_t heads, double factor, double eps = 1e-6);
+/// head_norm(x) times z / (1 + exp(-z)). w [columns / heads].
+Matrix64 gated_norm(const Matrix64& x, const Matrix64& z, int64_t heads, std::span<const double> w, double eps);
+/// rate * log(1 + exp(a + dt)). a [T, heads], rate and dt [heads].
+Matrix64 decay(const Matrix64& a, std::span<const double> rate, std::span<const double> dt);
+/// Causal depthwise convolution, then silu. x [T, channels], w [channels, width]; taps [width, channels]: the last inputs, oldest
+/// first, of before x, and afterwards of its end.
+Matrix64 conv(const Matrix64& x, const Matrix64& w, Matrix64& taps);
+/// Row by row S = exp(decay) S; S += k beta (v - k.S); y = q.S. q, k [T, k_heads*d_k], v [T, v_heads*d_v], beta, decay
+/// [T, v_heads]; state [v_heads*d_k, d_v]. Value head h reads key head h / (v_heads / k_heads).
+Matrix64 delta_rule(const Matrix64& q, const Matrix64& k, const Matrix64& v, const Matrix64& beta, const Matrix64& decay,
+                    int64_t k_heads, Matrix64& state);
+
 /// The index of the largest value, ties to the lower one; -1 if a value is NaN.
 int64_t argmax(std::span<const double> row);
 

@@ -101,11 +101,17 @@ std::optional<KvType> cache_type(const Dump& d) {
 /// Compares what the subject has and, in window mode, goes on with it.
 class Judge final : public Tap {
  public:
-  Judge(const Dump& subject, bool replace) : subject_(subject), replace_(replace), kv_(cache_type(subject)) {}
+  Judge(const Dump& subject, bool replace, int64_t experts)
+      : subject_(subject), replace_(replace), experts_(experts), kv_(cache_type(subject)) {}
   Meter meter;
 
   void value(const PassInput& pass, int layer, std::string_view phase, Value& v) override {
     const std::string name = tensor_name(pass.prompt, pass.pass, pass.step, layer, phase);
+    if (is_ids(phase)) {
+      choice(name, v);
+      v.from = {value_name(layer, phase)};
+      return;
+    }
     if (const DumpTensor* t = observed(name)) {
       const std::string problem = problem_of(*t, v.m);
       if (problem.empty()) {
@@ -158,6 +164,22 @@ class Judge final : public Tap {
   }
 
  private:
+  /// Experts that the subject chose: the oracle goes on with them (forced routing), and what the choice was worth is said by
+  /// its regret (dumps/routing.h), not by a distance between ids.
+  void choice(const std::string& name, Value& v) {
+    const DumpTensor* t = observed(name);
+    if (!t || t->dtype != DType::i64 || t->rows() != v.m.rows || t->columns() != v.m.columns) {
+      if (t)
+        wrong_shape(name, fmt::format("{} of shape {}, wanted I64 {}", name_of(t->dtype), shape_text(t->shape), shape_text({v.m.rows, v.m.columns})), v.from);
+    } else if (replace_) {
+      const Matrix64 theirs = matrix_of(*t);
+      const auto bad = std::find_if(theirs.v.begin(), theirs.v.end(), [&](double id) { return id < -1 || id >= double(experts_); });
+      if (bad == theirs.v.end())
+        v.m = theirs;
+      else
+        wrong_shape(name, fmt::format("expert {} of {}", *bad, experts_), v.from);
+    }
+  }
   const DumpTensor* observed(const std::string& name) const {
     const DumpTensor* t = subject_.find(name);
     return t && t->data ? t : nullptr;
@@ -191,6 +213,7 @@ class Judge final : public Tap {
 
   const Dump& subject_;
   const bool replace_;
+  const int64_t experts_;
   const std::optional<KvType> kv_;
 };
 
@@ -243,7 +266,7 @@ std::vector<NodeError> window_errors(const Weights64& weights, const Dump& unali
                 "a dump of mode full with names like prompt0/prefill/0/layer.0/q_proj", "",
                 "Names of another engine are mapped first: --map.");
   const Config& c = weights.config();
-  Judge window(subject, true), free(subject, false);
+  Judge window(subject, true, c.experts), free(subject, false, c.experts);
   for (const auto& [prompt, passes] : prompts) {
     const std::string name = fmt::format("prompt{}", prompt);
     const auto tokens = prompt_tokens(subject, name);

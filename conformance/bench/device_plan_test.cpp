@@ -141,6 +141,7 @@ TEST(DevicePlan, EveryClassIsWhatTheBackendHas) {
     EXPECT_EQ(plan.engine.values, host.values);
     EXPECT_EQ(plan.engine.quantised, host.quantised);
     EXPECT_EQ(plan.engine.scratch, host.scratch);
+    EXPECT_EQ(plan.engine.experts, host.experts);
   }
 }
 

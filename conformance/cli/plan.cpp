@@ -38,6 +38,7 @@ std::vector<Class> host_classes(const MemoryPlan& p) {
           {"values", p.engine.values, "buffers of node values"},
           {"quantised", p.engine.quantised, "activations as integers"},
           {"scratch", p.engine.scratch, "attention, all threads"},
+          {"experts", p.engine.experts, "rows gathered by expert"},
           {"packing", p.packing, "float linears, all threads: at most"},
           {"pinned", p.pinned, "inputs and results of passes, in the device's own host memory"}};
 }

@@ -76,7 +76,7 @@ int run(const SynthCommand& o) {
 void add_synth(CLI::App& app, int& code) {
   auto o = std::make_shared<SynthCommand>();
   CLI::App* c = app.add_subcommand("synth", "write a model with random weights in the shape of a real one");
-  c->add_option("--shape", o->shape, "0.6B, VL-2B, 8B, OLMo2-1B, or a config.json");
+  c->add_option("--shape", o->shape, "0.6B, VL-2B, 8B, OLMo2-1B, Qwen2.5-7B, 30B-A3B, or a config.json");
   c->add_option("--quant", o->quant,
                 "type of all matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K");
   c->add_option("--seed", o->seed, "another seed, other weights")->check(is_seed)->capture_default_str();

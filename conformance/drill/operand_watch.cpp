@@ -73,6 +73,9 @@ void OperandWatch::add_attributes() {
   attribute("heads", t.heads, c.heads);
   attribute("head_dim", t.head_dim, c.head_dim);
   attribute("eps", t.eps, c.eps);
+  attribute("experts", t.experts, c.experts);
+  attribute("chosen", t.chosen, c.chosen);
+  attribute("normalised", t.normalised, c.normalised);
   std::string is, want;
   for (ValueId v : t.inputs) is += (is.empty() ? "" : ", ") + value_name(engine_.program(), v);
   for (ValueId v : c.inputs) want += (want.empty() ? "" : ", ") + value_name(clean_, v);
@@ -80,6 +83,20 @@ void OperandWatch::add_attributes() {
   Operand& o = operand(want, "wiring");
   o.equal = is == want;
   o.text = o.equal ? "read as the family wires it" : fmt::format("reads {} where {} belongs", is, want);
+}
+
+/// The panels of `found`, which should be those of `w`: judged by the matrix as the file has it, not by a copy that may be
+/// wrong, too.
+void OperandWatch::watch_panels(const std::string& name, const Matrix& w, const Matrix& found) {
+  if (!engine_.backend().panels(found)) return;
+  Resident p{name, "panels", [this, found] { return engine_.backend().panels(found); }, {}, nullptr, int64_t(panel_bytes(w)), true, "", {}};
+  p.made.resize(size_t(p.bytes) + 64);
+  std::byte* aligned = p.made.data() + (64 - reinterpret_cast<uintptr_t>(p.made.data()) % 64) % 64;
+  repack(w, aligned, 0, panels_of(w));
+  p.want = aligned;
+  const int64_t panel = int64_t(panel_layout(w.type, w.columns).bytes);
+  p.place = [panel](int64_t byte) { return fmt::format("panel {} of 16 rows, its byte {}", byte / panel, byte % panel); };
+  residents_.push_back(std::move(p));
 }
 
 void OperandWatch::add_residents() {
@@ -104,26 +121,11 @@ void OperandWatch::add_residents() {
         return fmt::format("row {}, its byte {}", byte / row, byte % row);
       };
       residents_.push_back(std::move(r));
-      if (engine_.backend().panels(*found)) {
-        // Of the matrix as the file has it: a panel is judged by its source, not by a copy that may be wrong, too.
-        Resident p{name + " repacked",
-                   "panels",
-                   [this, found] { return engine_.backend().panels(*found); },
-                   {},
-                   nullptr,
-                   int64_t(panel_bytes(w)),
-                   true,
-                   "",
-                   {}};
-        p.made.resize(size_t(p.bytes) + 64);
-        std::byte* aligned = p.made.data() + (64 - reinterpret_cast<uintptr_t>(p.made.data()) % 64) % 64;
-        repack(w, aligned, 0, panels_of(w));
-        p.want = aligned;
-        const int64_t panel = int64_t(panel_layout(w.type, w.columns).bytes);
-        p.place = [panel](int64_t byte) {
-          return fmt::format("panel {} of 16 rows, its byte {}", byte / panel, byte % panel);
-        };
-        residents_.push_back(std::move(p));
+      // Of experts each has panels of its own, where any row has met it.
+      const int64_t parts = node_.clean.op == OpKind::expert_linear ? node_.clean.experts : 1;
+      for (int64_t e = 0; e < parts; e++) {
+        const std::string of = parts == 1 ? "" : fmt::format(", expert {}", e);
+        watch_panels(name + of + " repacked", expert_of(w, parts, e), expert_of(*found, parts, e));
       }
     }
   }

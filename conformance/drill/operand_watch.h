@@ -49,6 +49,7 @@ class OperandWatch {
   };
   void add_attributes();
   void add_residents();
+  void watch_panels(const std::string& name, const Matrix& w, const Matrix& found);
   void meet(const NodeContext& c);
   void meet_inputs(const NodeContext& c, int64_t row0, int64_t rows, const Segment& s);
   void meet_cache(const NodeContext& c, const Segment& s);

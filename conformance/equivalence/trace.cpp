@@ -26,7 +26,8 @@ CheckOutcome kernels_that_ran(const CheckContext& c, const OfficialCase& oc) {
                              trace.passes, 4 * engine->program().nodes.size()));
       for (const TraceEntry& e : trace.entries) {
         const Node& n = engine->program().nodes.at(size_t(e.node));
-        const bool integers = n.op == OpKind::linear && is_quantised(n.weight->type) && kind != Activations::f32;
+        const bool integers = (n.op == OpKind::linear || n.op == OpKind::expert_linear) && is_quantised(n.weight->type) &&
+                              kind != Activations::f32;
         const std::string wanted = std::string(name_of(isa)) + (integers ? "+" + std::string(name_of(kind)) : "");
         out.compared++;
         if (e.variant != wanted)

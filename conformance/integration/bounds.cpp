@@ -19,7 +19,8 @@ class BoundObserver : public GenerateObserver {
   BoundObserver(const Engine& engine, CheckOutcome& out, int64_t outputs)
       : engine_(engine), out_(out), outputs_(outputs) {
     for (const Node& n : engine.program().nodes)
-      if (quantised(n)) inputs_[n.inputs[0]];
+      if (quantised(n))
+        for (ValueId v : n.inputs) inputs_[v];
   }
 
   void value(const Batch& batch, const Node& node, const float* data, std::span<const int64_t> rows,
@@ -34,7 +35,8 @@ class BoundObserver : public GenerateObserver {
   int64_t nodes = 0;
 
  private:
-  static bool quantised(const Node& n) { return n.op == OpKind::linear && is_quantised(n.weight->type); }
+  static bool quantised(const Node& n) { return (n.op == OpKind::linear || n.op == OpKind::expert_linear) && is_quantised(n.weight->type);
+  }
 
   /// First, last and middle row of tokens, and outputs evenly spread, the last one (the tail of the last panel)
   /// included.
@@ -43,26 +45,50 @@ class BoundObserver : public GenerateObserver {
     const std::vector<float>& x = inputs_.at(node.inputs[0]);
     const int64_t count = int64_t(rows.size()), step = std::max<int64_t>(1, w.rows / outputs_);
     nodes++;
+    if (node.op == OpKind::expert_linear) return judge_experts(batch, node, y, count);
     for (int64_t offset = w.rows - 1; offset >= 0; offset -= step) {
       const ExactRow exact = decode_exactly(w.type, w.row(offset), w.columns);
       for (int64_t r : {int64_t(0), count / 2, count - 1}) {
         const ExactProduct want =
             exact_product(w.type, exact, &x[size_t(rows[size_t(r)] * w.columns)], engine_.options().activations,
                           node.vector ? &(*node.vector)[size_t(offset)] : nullptr);
-        const double got = y[r * columns + offset], share = std::fabs(got - want.value) / want.bound;
-        out_.compared++;
-        const auto where = [&] {
-          return fmt::format("prompt{}/{}/{}/{}, row {}, column {}", batch.segments.at(0).prompt, name_of(batch.pass),
-                             batch.segments.at(0).step, node.name(), r, offset);
-        };
-        if (share > worst) {
-          worst = share;
-          worst_at = where();
-        }
-        if (!(share <= 1))
-          out_.fail(fmt::format("{}: {:.9g}, float64 {:.9g}: {:.2f} times its bound", where(), got, want.value, share));
+        hold(batch, node, r, offset, y[r * columns + offset], want);
       }
     }
+  }
+
+  /// First, last and middle row of tokens with each of their experts, outputs evenly spread.
+  void judge_experts(const Batch& batch, const Node& node, const float* y, int64_t count) {
+    const Matrix& all = *node.weight;
+    const std::vector<float>&x = inputs_.at(node.inputs[0]), &ids = inputs_.at(node.inputs[1]);
+    const int64_t outputs = all.rows / node.experts, step = std::max<int64_t>(1, outputs / std::max<int64_t>(1, outputs_ / node.chosen));
+    const int64_t parts = int64_t(x.size()) / (count * all.columns);
+    for (int64_t r : {int64_t(0), count / 2, count - 1})
+      for (int64_t k = 0; k < node.chosen; k++) {
+        const int64_t pair = r * node.chosen + k;
+        const Matrix own = expert_of(all, node.experts, int64_t(ids[size_t(pair)]));
+        const float* row = &x[size_t((parts == 1 ? r : pair) * all.columns)];
+        for (int64_t o = outputs - 1; o >= 0; o -= step) {
+          const ExactRow exact = decode_exactly(own.type, own.row(o), own.columns);
+          hold(batch, node, r, k * outputs + o, y[pair * outputs + o],
+               exact_product(own.type, exact, row, engine_.options().activations, nullptr));
+        }
+      }
+  }
+
+  void hold(const Batch& batch, const Node& node, int64_t row, int64_t column, double got, const ExactProduct& want) {
+    const double share = std::fabs(got - want.value) / want.bound;
+    out_.compared++;
+    const auto where = [&] {
+      return fmt::format("prompt{}/{}/{}/{}, row {}, column {}", batch.segments.at(0).prompt, name_of(batch.pass),
+                         batch.segments.at(0).step, node.name(), row, column);
+    };
+    if (share > worst) {
+      worst = share;
+      worst_at = where();
+    }
+    if (!(share <= 1))
+      out_.fail(fmt::format("{}: {:.9g}, float64 {:.9g}: {:.2f} times its bound", where(), got, want.value, share));
   }
 
   const Engine& engine_;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <random>
 #include <utility>
@@ -183,9 +184,97 @@ class WidthJudge final : public Observer {
         const Matrix64 want = oracle::add(in[0], in[1]);
         return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::add(want.at(r, i)); });
       }
+      case OpKind::sigmoid_mul: {
+        const Matrix64 want = oracle::sigmoid_mul(in[0], in[1]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::sigmoid_mul(in[0].at(r, i), in[1].at(r, i), want.at(r, i)); });
+      }
+      case OpKind::sigmoid: {
+        const Matrix64 want = oracle::sigmoid(in[0]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::sigmoid_mul(1, in[0].at(r, i), want.at(r, i)); });
+      }
+      case OpKind::l2_norm: {
+        const Matrix64 x = oracle::columns(in[0], node.input_offset, columns);
+        const Matrix64 want = oracle::l2_norm(x, node.heads, node.scaled ? 1 / std::sqrt(double(node.head_dim)) : 1, double(1e-6f));
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
+          double squares = 0;
+          for (int64_t d = 0; d < node.head_dim; d++) squares += std::pow(x.at(r, i / node.head_dim * node.head_dim + d), 2);
+          return bounds::l2_norm(node.head_dim, want.at(r, i), squares);
+        });
+      }
+      case OpKind::gated_norm:
+      case OpKind::decay:
+      case OpKind::conv:
+      case OpKind::delta_rule:
+        return;  // kernel scope holds them to their bounds; their state is not kept here
+      case OpKind::columns:
+      case OpKind::hidden:
+        return;  // copies
+      case OpKind::topk: {
+        const Matrix64 want = oracle::topk(in[0], node.chosen);
+        return hold(node, rows, got, want, [](int64_t, int64_t) { return std::numeric_limits<double>::min(); });
+      }
+      case OpKind::topk_weights: {
+        const Matrix64 want = oracle::topk_weights(in[0], in[1], node.normalised);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
+          const double* x = in[0].row(r);
+          const auto [low, high] = std::minmax_element(x, x + node.experts);
+          return bounds::topk_weight(node.experts, node.chosen, *high - *low, want.at(r, i), node.normalised);
+        });
+      }
+      case OpKind::expert_linear:
+        return judge_experts(node, rows, got, in[0], in[1]);
+      case OpKind::expert_sum: {
+        const Matrix64 want = oracle::expert_sum(in[0], in[1]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
+          double magnitude = 0;
+          for (int64_t k = 0; k < node.chosen; k++) magnitude += std::fabs(in[1].at(r, k) * in[0].at(r, k * columns + i));
+          return bounds::expert_sum(node.chosen, magnitude);
+        });
+      }
+      case OpKind::gated_add: {
+        const Matrix64 want = oracle::gated_add(in[0], in[1], in[2]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
+          return bounds::gated_add(in[0].at(r, 0), in[1].at(r, i), want.at(r, i));
+        });
+      }
       case OpKind::kv_store:
         return;
     }
+  }
+
+  /// Of each row and rank a sample of outputs, held as those of a linear of that expert.
+  void judge_experts(const Node& node, const std::vector<int64_t>& rows, const Matrix64& got, const Matrix64& x,
+                     const Matrix64& ids) {
+    const Matrix& all = *node.weight;
+    const int64_t outputs = all.rows / node.experts, parts = x.columns / all.columns;
+    double& worst = worst_[node.phase];
+    for (int64_t t = 0; t < ids.rows; t++)
+      for (int64_t k = 0; k < node.chosen; k++) {
+        const Matrix w = expert_of(all, node.experts, int64_t(ids.at(t, k)));
+        Matrix64 one(1, all.columns);
+        std::copy_n(x.row(t) + (parts == 1 ? 0 : k * all.columns), all.columns, one.row(0));
+        const std::vector<float> narrow(one.v.begin(), one.v.end());
+        for (int64_t o = 0; o < outputs; o += std::max<int64_t>(1, outputs / 16)) {
+          double want = 0, limit = 0;
+          if (is_quantised(w.type)) {
+            const ExactProduct p = exact_product(w.type, decode_exactly(w.type, w.row(o), w.columns), narrow.data(),
+                                                 engine_.options().activations, nullptr);
+            want = p.value, limit = p.bound;
+          } else {
+            std::vector<double> row(static_cast<size_t>(w.columns));
+            oracle::widen(w.type, w.row(o), w.columns, row.data());
+            double magnitude = 0;
+            for (int64_t c = 0; c < w.columns; c++) want += row[size_t(c)] * one.v[size_t(c)], magnitude += std::fabs(row[size_t(c)] * one.v[size_t(c)]);
+            limit = bounds::sum(w.columns, magnitude);
+          }
+          const double g = got.at(t, k * outputs + o), share = std::fabs(g - want) / limit;
+          out_.compared++;
+          worst = std::max(worst, share);
+          if (!(share <= 1))
+            out_.fail(fmt::format("{}, row {}, rank {}, column {}: {:.9g}, float64 {:.9g}: {:.2f} times its bound", node.name(),
+                                  rows[size_t(t)], k, o, g, want, share));
+        }
+      }
   }
 
   void judge_linear(const Node& node, const std::vector<int64_t>& rows, const Matrix64& got, const Matrix64& x) {

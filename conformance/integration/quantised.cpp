@@ -27,7 +27,8 @@ std::shared_ptr<const Model> quantised_case(const CheckContext& c, const Officia
   options.threads = c.threads;
   const ConvertReport report = convert_model(case_dir(c, oc) / "model", file, options);
   for (const ConvertedTensor& t : report.tensors)
-    if (t.fallback || t.to != type)
+    // What rows of no whole blocks become is the converter's (a head_dim of 40); all else must be what was asked for.
+    if (t.to != type && !t.router && !(t.fallback && t.shape.back() % block_elements(type) != 0))
       throw Error(ErrorKind::internal, file.string(), t.name + " did not become " + std::string(name_of(type)));
   m = std::make_shared<Model>(load_model(file));  // mapped: stays readable when the check's folder goes
   return m;

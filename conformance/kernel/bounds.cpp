@@ -45,6 +45,36 @@ double silu_mul(double gate, double up, double want) {
   return gate < -88.72 ? 0x1p-121 * std::fabs(up) + e : 6 * kUlp * std::fabs(want) + e;
 }
 
+double topk_weight(int64_t experts, int64_t chosen, double spread, double want, bool normalised) {
+  // exp: its own error, 1 ulp (numerics.h), and that of a difference of `spread` at most, which is relative in p.
+  if (!(spread * kUlp < 0.1)) return kInf;
+  const double of_exp = std::expm1(kUlp * spread) + 2 * kUlp;
+  double relative = 2 * of_exp + kUlp * (double((experts + 255) / 256 + 8) + 1);
+  if (normalised) relative = 2 * relative + kUlp * double(chosen + 1);
+  return relative * std::fabs(want) * (1 + relative) + double(chosen + 2) * kDenormal * double(normalised ? experts + 1 : 1);
+}
+
+double expert_sum(int64_t chosen, double magnitude) {
+  return magnitude < kMax ? double(chosen) * (kUlp * magnitude + kDenormal) : kInf;
+}
+
+double gated_add(double gate, double shared, double want) {
+  if (!(std::fabs(want) < kMax)) return kInf;
+  const double of_gate = gate < -88.72 ? 0x1p-126 : 5 * kUlp / (1 + std::exp(-gate));
+  return of_gate * std::fabs(shared) + kUlp * std::fabs(want) + 2 * kDenormal;
+}
+
+double sigmoid_mul(double a, double gate, double want) {
+  if (!(std::fabs(want) < kMax) || !(std::fabs(a) < kMax)) return kInf;
+  const double e = kDenormal * (2 * std::fabs(a) + 1);
+  return gate < -88.72 ? 0x1p-127 * std::fabs(a) + e : 6 * kUlp * std::fabs(want) + e;
+}
+
+double l2_norm(int64_t k, double want, double sum_of_squares) {
+  if (!(sum_of_squares < kMax) || !(std::fabs(want) < kMax)) return kInf;
+  return kUlp * (double((k + 31) / 32 + 9) / 2 + 5) * std::fabs(want) + 2 * kDenormal;
+}
+
 double add(double want) {
   return std::fabs(want) < kMax ? kUlp * std::fabs(want) + kDenormal : kInf;
 }

@@ -67,6 +67,7 @@ Check device_kernel_check(const std::string& op, const std::string& device, std:
 void add_device_kernel_checks(std::vector<Check>& out) {
   for (const char* device : {"simt", "cuda"})
     for (const KernelCheck& e : kernel_checks()) {
+      if (!e.on_device) continue;
       if (e.member == KernelOp::quantise) continue;   // a device quantises inside its products
       if (e.cost == Cost::slow && std::string_view(device) == "simt") continue;   // hours
       Check k = device_kernel_check(e.op, device, fmt::format("scalar bytes; float64 within {}", e.bound), e.expected);
@@ -87,7 +88,7 @@ const std::vector<Check>& stranger_checks() {
   static const std::vector<Check> all = [] {
     std::vector<Check> out;
     for (const KernelCheck& e : kernel_checks()) {
-      if (e.member == KernelOp::quantise || e.cost == Cost::slow) continue;
+      if (!e.on_device || e.member == KernelOp::quantise || e.cost == Cost::slow) continue;
       Check k;
       k.id = fmt::format("kernel/{}/module", e.op);
       k.level = Level::max_rel;

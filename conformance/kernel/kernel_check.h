@@ -26,9 +26,20 @@ enum class KernelOp : uint8_t {
   kv_store,
   attention,
   silu_mul,
-  add
+  add,
+  sigmoid_mul,
+  sigmoid,
+  l2_norm,
+  gated_norm,
+  decay,
+  conv,
+  delta_rule,
+  topk,
+  topk_weights,
+  expert_sum,
+  gated_add
 };
-inline constexpr int kKernelOps = int(KernelOp::add) + 1;
+inline constexpr int kKernelOps = int(KernelOp::gated_add) + 1;
 static_assert(sizeof(Kernels) == (1 + kKernelOps) * sizeof(void (*)()), "KernelOp names every member of Kernels");
 
 /// Edge widths first (DESIGN 15): around the lanes, groups and blocks of every op.
@@ -116,6 +127,7 @@ struct KernelCheck {
   const char* bound;  // the formula, in words
   void (*cases)(KernelBench&);
   Cost cost = Cost::fast;
+  bool on_device = true;  // a device module may offer it (engine/abi.h)
   CheckOutcome run(const Kernels& target, const KernelRun& run = {}) const;
   /// Of a module that need not keep our order: by bounds alone (KernelBench::judge_stranger).
   CheckOutcome run_stranger(const Kernels& target, const KernelRun& run, double unit, std::function<std::string()> refused) const;
@@ -139,5 +151,17 @@ void attention_cases(KernelBench& b);
 void attention_long_cases(KernelBench& b);  // what numerics 1 waits for: prefill of 2048 rows, and rows up to position 32767
 void silu_mul_cases(KernelBench& b);  // pointwise.cpp
 void add_cases(KernelBench& b);
+void sigmoid_mul_cases(KernelBench& b);
+void sigmoid_cases(KernelBench& b);  // gdn.cpp
+void l2_norm_cases(KernelBench& b);
+void gated_norm_cases(KernelBench& b);
+void decay_cases(KernelBench& b);
+void conv_cases(KernelBench& b);
+void delta_rule_cases(KernelBench& b);
+void topk_cases(KernelBench& b);  // moe.cpp
+void topk_weights_cases(KernelBench& b);
+void expert_sum_cases(KernelBench& b);
+void gated_add_cases(KernelBench& b);
+void expert_linear_cases(KernelBench& b);  // products by expert, through the CPU backend with the table's kernels
 
 }  // namespace assay

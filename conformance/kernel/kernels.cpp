@@ -27,7 +27,20 @@ constexpr KernelCheck kTable[] = {
      "errors of the scores, as relative ones of their exp, twice, and of two sums", attention_cases},
     {KernelOp::silu_mul, "silu_mul", 119, "6 2^-24 |y|", silu_mul_cases},
     {KernelOp::add, "add", 119, "2^-24 |y|", add_cases},
+    {KernelOp::sigmoid_mul, "sigmoid_mul", 119, "6 2^-24 |y|", sigmoid_mul_cases, Cost::fast, false},
+    {KernelOp::sigmoid, "sigmoid", 119, "5 2^-24 |y|", sigmoid_cases, Cost::fast, false},
+    {KernelOp::l2_norm, "l2_norm", 238, "2^-24 ((ceil(K/32) + 9)/2 + 5) |y|", l2_norm_cases, Cost::fast, false},
+    {KernelOp::gated_norm, "gated_norm", 119, "2^-24 ((ceil(K/32) + 9)/2 + 12) |y|", gated_norm_cases, Cost::fast, false},
+    {KernelOp::decay, "decay", 70, "2^-24 |rate| (|a + dt| sigmoid(a + dt) + 7 softplus(a + dt))", decay_cases, Cost::fast, false},
+    {KernelOp::conv, "conv", 300, "1.1 width 2^-24 sum|w x| + 6 2^-24 |y|", conv_cases, Cost::fast, false},
+    {KernelOp::delta_rule, "delta_rule", 100, "of one step: errors of exp, of k.S, of delta, of S and of q.S, one after the other",
+     delta_rule_cases, Cost::fast, false},
+    {KernelOp::topk, "topk", 100, "none: the ids are the rule's", topk_cases, Cost::fast, false},
+    {KernelOp::topk_weights, "topk_weights", 100, "errors of exp and of its sum, and of the chosen ones' sum", topk_weights_cases, Cost::fast, false},
+    {KernelOp::expert_sum, "expert_sum", 100, "k 2^-24 sum|w y|", expert_sum_cases, Cost::fast, false},
+    {KernelOp::gated_add, "gated_add", 100, "5 2^-24 sigmoid |shared| + 2^-24 |y|", gated_add_cases, Cost::fast, false},
     // More of an op.
+    {KernelOp::linear, "expert_linear", 100, "as linear and quant_linear", expert_linear_cases, Cost::fast, false},
     {KernelOp::attention, "attention_long", 6, "as attention", attention_long_cases, Cost::slow},
 };
 constexpr bool in_order() {

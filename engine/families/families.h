@@ -8,6 +8,10 @@ Program llama(const Model& model);
 Program olmo2(const Model& model);
 Program qwen2(const Model& model);
 Program qwen3(const Model& model);
+Program qwen3_5(const Model& model);
+Program qwen3_5_moe(const Model& model);
+Program qwen3_next(const Model& model);
+Program qwen3_moe(const Model& model);
 Program qwen3_vl_text(const Model& model);
 
 }  // namespace assay

@@ -28,6 +28,7 @@ struct ConvertedTensor {
   std::vector<int64_t> shape;
   WeightType from, to;
   bool fallback = false;  // `to` is not the wanted type: its rows don't divide into the wanted blocks
+  bool router = false;    // chooses experts: never quantised, whatever is wanted
   double sqnr_db = 0;     // signal to quantisation noise against the widened source; +Inf: no value differs
   int64_t worst_row = 0;  // of the least ratio, in Hugging Face order, and that ratio
   double worst_row_sqnr_db = 0;

@@ -27,7 +27,7 @@ fs::path official(const std::string& name) {
   return fs::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model";
 }
 constexpr const char* kCases[] = {"llama-base", "llama-rope3", "olmo2-base", "qwen2-bias",
-                                  "qwen3-k256", "qwen3-odd",   "qwen3_vl-text"};
+                                  "qwen3-k256", "qwen3-odd",   "qwen3_moe-nonorm", "qwen3_moe-norm", "qwen3_vl-text"};
 
 std::vector<float> widened(const Matrix& m) {
   std::vector<float> out(size_t(m.rows * m.columns));
@@ -46,8 +46,12 @@ std::vector<NamedMatrix> matrices(const Model& m) {
                            {"o", &l.o},
                            {"gate", &l.gate},
                            {"up", &l.up},
-                           {"down", &l.down}})
-      out.emplace_back("layer " + std::to_string(i) + " " + name, w);
+                           {"down", &l.down},
+                           {"router", &l.router},
+                           {"expert_gate", &l.expert_gate},
+                           {"expert_up", &l.expert_up},
+                           {"expert_down", &l.expert_down}})
+      if (!w->empty()) out.emplace_back("layer " + std::to_string(i) + " " + name, w);
   }
   return out;
 }
@@ -87,6 +91,10 @@ void expect_equal_configs(const Config& a, const Config& b) {
   EXPECT_EQ(a.post_norm, b.post_norm);
   EXPECT_EQ(a.eos, b.eos);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
+  EXPECT_EQ(a.experts, b.experts);
+  EXPECT_EQ(a.experts_per_token, b.experts_per_token);
+  EXPECT_EQ(a.expert_ffn, b.expert_ffn);
+  EXPECT_EQ(a.norm_topk_prob, b.norm_topk_prob);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);
   EXPECT_EQ(a.rope.llama3, b.rope.llama3);
   EXPECT_EQ(a.rope.mrope_section, b.rope.mrope_section);
@@ -121,6 +129,40 @@ TEST(Convert, RoundTripsOfFloatModelsKeepEveryBit) {
       expect_equal_configs(a.config, m->config);
     }
   }
+}
+
+// Routers choose experts: they stay as fine as they were, and GGUF has them in F32 as llama.cpp's converter writes them.
+TEST(Convert, RoutersAreNeverQuantised) {
+  TempDir dir;
+  const ConvertReport report = convert(official("qwen3_moe-norm"), dir / "m.gguf", WeightType::q4_0);
+  const Model m = load_model(dir / "m.gguf"), a = load_model(official("qwen3_moe-norm"));
+  EXPECT_EQ(m.weights.layers[0].router.type, WeightType::f32);
+  EXPECT_EQ(m.weights.layers[0].expert_down.type, WeightType::q4_0);
+  EXPECT_EQ(widened(m.weights.layers[2].router), widened(a.weights.layers[2].router));
+  EXPECT_TRUE(m.quantised());
+  for (const ConvertedTensor& t : report.tensors) EXPECT_EQ(t.router, t.name.find("ffn_gate_inp") != std::string::npos);
+  // A quantised one in a file is refused.
+  TempDir tiny;
+  tiny_model("qwen3_moe").write(tiny.path());
+  GgufBuilder b = gguf_of(load_model(tiny.path()));
+  b.find("blk.1.ffn_gate_inp.weight").type = kQ8_0;
+  b.find("blk.1.ffn_gate_inp.weight").data = std::string(6 * 34, '\0');
+  write_file(tiny / "q.gguf", b.build());
+  EXPECT_NE(error_of([&] { load_model(tiny / "q.gguf"); }).find("a router has an unusable type"), std::string::npos);
+}
+
+// Dense layers among those of experts have no place in GGUF.
+TEST(Convert, DenseLayersAmongExpertsAreRefusedForGguf) {
+  TempDir dir;
+  TinyModel m = tiny_model("qwen3_moe");
+  for (const StTensor& t : tiny_model("qwen3").tensors)
+    if (t.name.find("layers.0.mlp") != std::string::npos) m.tensors.push_back(t);
+  std::erase_if(m.tensors, [](const StTensor& t) { return t.name.find("layers.0.mlp.experts") != std::string::npos || t.name == "model.layers.0.mlp.gate.weight"; });
+  m.config["mlp_only_layers"] = {0};
+  m.write(dir / "m");
+  EXPECT_NE(error_of([&] { convert(dir / "m", dir / "m.gguf"); }).find("layer 0 is dense"), std::string::npos);
+  convert(dir / "m", dir / "copy");
+  EXPECT_EQ(first_difference(load_model(dir / "m"), load_model(dir / "copy")), "");
 }
 
 // Every type: what the file holds is what the encoder gives for the source's row, at its place, and the report's

@@ -25,7 +25,14 @@ struct Architecture {
   const char* family;
 };
 constexpr Architecture kArchitectures[] = {
-    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"}, {"qwen3vl", "qwen3_vl"}};
+    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"},
+    {"qwen35", "qwen3_5"}, {"qwen35moe", "qwen3_5_moe"}, {"qwen3moe", "qwen3_moe"}, {"qwen3next", "qwen3_next"}, {"qwen3vl", "qwen3_vl"}};
+
+std::string known_architectures() {
+  std::string out;
+  for (const Architecture& a : kArchitectures) out += (out.empty() ? "" : ", ") + std::string(a.name);
+  return out;
+}
 
 class GgufModel {
  public:
@@ -41,7 +48,7 @@ class GgufModel {
       if (t.name == kRopeFreqs) continue;  // read by config()
       tensors.add({t.name, f_.name(), t.name, t.type, t.shape, t.data, t.bytes});
     }
-    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", outline_, &copied_bytes};
+    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", true, outline_, &copied_bytes};
     Model m;
     m.weights = assemble(c_, tensors, options);
     m.config = c_;
@@ -72,19 +79,20 @@ class GgufModel {
              std::to_string(*f_.integer("split.count", 0, 65535)), "Join the parts first (llama-gguf-split --merge)");
     }
     auto arch = f_.string("general.architecture");
-    if (!arch) refuse("general.architecture", "is missing", "llama, olmo2, qwen2, qwen3 or qwen3vl", "no such key");
+    if (!arch) refuse("general.architecture", "is missing", known_architectures(), "no such key");
     for (const Architecture& a : kArchitectures) {
       if (*arch == a.name) c_.family = a.family;
     }
     if (c_.family.empty())
-      refuse("general.architecture", "is not supported", "llama, olmo2, qwen2, qwen3 or qwen3vl", in_quotes(*arch));
+      refuse("general.architecture", "is not supported", known_architectures(), in_quotes(*arch));
     arch_ = *arch;
   }
 
   void config() {
     c_.layers = required("block_count");
     c_.hidden = required("embedding_length");
-    c_.ffn = required("feed_forward_length");
+    // Of qwen35moe it is left out by some converters: no layer is dense.
+    c_.ffn = c_.family == "qwen3_5_moe" ? f_.integer(arch_key("feed_forward_length"), 1, kMaxDim).value_or(512) : required("feed_forward_length");
     c_.context = required("context_length");
     c_.heads = required("attention.head_count");
     c_.kv_heads = f_.integer(arch_key("attention.head_count_kv"), 1, kMaxDim).value_or(c_.heads);
@@ -98,6 +106,8 @@ class GgufModel {
     if (!eps) refuse(arch_key("attention.layer_norm_rms_epsilon"), "is missing", "a number", "no such key");
     c_.rms_eps = *eps;
     refuse_unsupported();
+    if (has_experts(c_.family)) experts();
+    if (is_hybrid(c_.family)) hybrid();
 
     const GgufTensor* embed = f_.find_tensor(kGgufNames.embed);
     if (!embed || embed->shape.size() != 2) {
@@ -120,9 +130,47 @@ class GgufModel {
     check_config(c_, f_.name());
   }
 
+  /// Every layer has experts: llama.cpp's qwen3moe knows no dense ones. It also divides the weights by their sum whatever the
+  /// file says; expert_weights_norm, its key in other architectures, is written by convert for models that don't.
+  void experts() {
+    c_.experts = required("expert_count");
+    c_.experts_per_token = required("expert_used_count");
+    c_.expert_ffn = f_.integer(arch_key("expert_feed_forward_length"), 1, kMaxDim).value_or(c_.ffn / c_.experts_per_token);
+    c_.norm_topk_prob = f_.boolean(arch_key("expert_weights_norm")).value_or(true);
+    if (is_hybrid(c_.family)) c_.shared_expert_ffn = f_.integer(arch_key("expert_shared_feed_forward_length"), 0, kMaxDim).value_or(c_.expert_ffn);
+    if (auto scale = f_.number(arch_key("expert_weights_scale")); scale && *scale != 0.0 && *scale != 1.0) {
+      refuse(arch_key("expert_weights_scale"), "is not supported", "1, or no such key", fmt::format("{}", *scale));
+    }
+    constexpr int64_t kSoftmax = 1;  // llama.cpp, enum llama_expert_gating_func_type; 0: not said
+    if (auto gating = f_.integer(arch_key("expert_gating_func"), 0, kMaxDim); gating && *gating != 0 && *gating != kSoftmax) {
+      refuse(arch_key("expert_gating_func"), "is not supported", "1 (softmax), or no such key", std::to_string(*gating));
+    }
+  }
+
+  /// llama.cpp's hybrids attend in every full_attention_interval-th layer; the MTP head's layer is counted among the blocks.
+  void hybrid() {
+    c_.mtp_layers = f_.integer(arch_key("nextn_predict_layers"), 0, kMaxDim).value_or(0);
+    if (c_.mtp_layers > 1 || c_.mtp_layers >= c_.layers) {
+      refuse(arch_key("nextn_predict_layers"), "is not supported", "0 or 1, and another block", std::to_string(c_.mtp_layers));
+    }
+    c_.layers -= c_.mtp_layers;
+    const int64_t interval = f_.integer(arch_key("full_attention_interval"), 1, kMaxDim).value_or(4);
+    for (int64_t i = 0; i < c_.layers; i++) c_.gdn_layers.push_back((i + 1) % interval != 0);
+    c_.gdn_k_heads = required("ssm.group_count");
+    c_.gdn_v_heads = required("ssm.time_step_rank");
+    c_.gdn_k_dim = required("ssm.state_size");
+    c_.conv_width = required("ssm.conv_kernel");
+    const int64_t values = required("ssm.inner_size");
+    if (values % c_.gdn_v_heads != 0) {
+      refuse(arch_key("ssm.inner_size"), "is no whole number of value heads", fmt::format("a multiple of {}", c_.gdn_v_heads), std::to_string(values));
+    }
+    c_.gdn_v_dim = values / c_.gdn_v_heads;
+  }
+
   /// What a model of these architectures may ask for and the engine does not do.
   void refuse_unsupported() {
-    if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0) {
+    const bool of_experts = has_experts(c_.family);
+    if (auto n = f_.integer(arch_key("expert_count"), 0, kMaxDim); n && *n > 0 && !of_experts) {
       refuse(arch_key("expert_count"), "mixtures of experts are not supported in this architecture", "0",
              std::to_string(*n));
     }
@@ -151,7 +199,7 @@ class GgufModel {
       r.theta = f_.find(base)->type == GgufType::f32 ? shortest_decimal(float(*theta)) : *theta;
     }
     r.rotary = f_.integer(arch_key("rope.dimension_count"), 1, kMaxDim).value_or(c_.head_dim);
-    if (r.rotary != c_.head_dim) {
+    if (r.rotary != c_.head_dim && !is_hybrid(c_.family)) {
       // llama.cpp would turn dims (j, j + rotary/2), or neighbours in llama files; no converter of these families
       // writes that.
       refuse(arch_key("rope.dimension_count"), "differs from the head dimension", std::to_string(c_.head_dim),

@@ -19,9 +19,10 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
     auto type = r->string("model_type");
     if (!type) continue;
-    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_vl"})
+    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"})
       if (*type == known) return *type;
-    if (*type == "qwen3_vl_text") return "qwen3_vl";
+    for (const char* text_of : {"qwen3_5", "qwen3_5_moe", "qwen3_vl"})
+      if (*type == std::string(text_of) + "_text") return text_of;
     throw Error(ErrorKind::malformed, r->where("model_type"), "is not supported", supported_families(),
                 in_quotes(*type));
   }
@@ -41,6 +42,7 @@ void refuse_quantised_checkpoint(const JsonReader& r) {
 /// Every layer must attend over everything before it: the engine has no sliding window.
 void refuse_sliding_window(const JsonReader& r, const Config& c) {
   const char* hint = "Sliding-window attention is not supported";
+  if (c.gated_attention) return;  // the hybrids' layer_types say another thing (parse_hybrid)
   if (const Json* types = r.find("layer_types")) {
     if (!types->is_array() || int64_t(types->size()) != c.layers) {
       throw Error(ErrorKind::malformed, r.where("layer_types"), "contradicts num_hidden_layers",
@@ -102,7 +104,7 @@ void parse_rope(const JsonReader& r, Config& c) {
   RopeConfig& out = c.rope;
   out.theta =
       rope_number(r, rope, "rope_theta").value_or(10000.0);  // the default of all configuration classes' base
-  const double partial = rope_number(r, rope, "partial_rotary_factor").value_or(1.0);
+  const double partial = rope_number(r, rope, "partial_rotary_factor").value_or(is_hybrid(c.family) ? 0.25 : 1.0);
   if (!(partial > 0 && partial <= 1)) {
     throw Error(ErrorKind::malformed, r.where("partial_rotary_factor"), "is not a usable value", "above 0, at most 1",
                 fmt::format("{}", partial));
@@ -138,6 +140,72 @@ void parse_rope(const JsonReader& r, Config& c) {
   }
 }
 
+/// Mixture of experts, as Qwen3MoeConfig has it. Where a key is absent, its class's default holds.
+void parse_experts(const JsonReader& r, Config& c) {
+  const auto experts = r.integer("num_experts", 1, kMaxExperts), local = r.integer("num_local_experts", 1, kMaxExperts);
+  if (experts && local && *experts != *local) {
+    throw Error(ErrorKind::malformed, r.where("num_local_experts"), "contradicts num_experts", std::to_string(*experts),
+                std::to_string(*local));
+  }
+  c.experts = experts ? *experts : local.value_or(128);
+  c.experts_per_token = r.integer("num_experts_per_tok", 1, kMaxExperts).value_or(8);
+  c.expert_ffn = r.integer("moe_intermediate_size", 1, kMaxDim).value_or(768);
+  // Qwen3NextConfig's default is true, and qwen3_5_moe has no other way.
+  c.norm_topk_prob = r.boolean("norm_topk_prob").value_or(is_hybrid(c.family));
+  if (is_hybrid(c.family)) c.shared_expert_ffn = r.integer("shared_expert_intermediate_size", 0, kMaxDim).value_or(512);
+  c.sparse_step = r.integer("decoder_sparse_step", 1, kMaxDim).value_or(1);
+  if (const Json* dense = r.find("mlp_only_layers")) {
+    for (const Json& layer : *dense) {
+      if (!dense->is_array() || !layer.is_number_unsigned() || layer.get<uint64_t>() >= uint64_t(c.layers)) {
+        throw Error(ErrorKind::malformed, r.where("mlp_only_layers"), "is not a usable value",
+                    fmt::format("a list of layers below {}", c.layers),
+                    in_quotes(dense->dump(-1, ' ', true, Json::error_handler_t::replace), 40));
+      }
+      c.dense_layers.push_back(layer.get<int64_t>());
+    }
+  }
+}
+
+/// Hybrids of gated DeltaNet and gated attention, as Qwen3NextConfig and Qwen3_5TextConfig have them. Where a key is absent,
+/// their classes' default holds.
+void parse_hybrid(const JsonReader& r, Config& c) {
+  c.gdn_layers.resize(size_t(c.layers));
+  if (const Json* types = r.find("layer_types")) {
+    if (!types->is_array() || int64_t(types->size()) != c.layers) {
+      throw Error(ErrorKind::malformed, r.where("layer_types"), "contradicts num_hidden_layers",
+                  fmt::format("a list of {} layer types", c.layers),
+                  types->is_array() ? fmt::format("{} entries", types->size()) : "no list");
+    }
+    for (size_t i = 0; i < types->size(); i++) {
+      const std::string type = (*types)[i].is_string() ? (*types)[i].get<std::string>() : "";
+      if (type != "full_attention" && type != "linear_attention") {
+        throw Error(ErrorKind::malformed, r.where("layer_types"), fmt::format("layer {} is not supported", i),
+                    "\"full_attention\" or \"linear_attention\"", type.empty() ? "no string" : in_quotes(type));
+      }
+      c.gdn_layers[i] = type == "linear_attention";
+    }
+  } else {
+    const int64_t interval = r.integer("full_attention_interval", 1, kMaxDim).value_or(4);
+    for (int64_t i = 0; i < c.layers; i++) c.gdn_layers[size_t(i)] = (i + 1) % interval != 0;
+  }
+  c.gdn_k_heads = r.integer("linear_num_key_heads", 1, kMaxDim).value_or(16);
+  c.gdn_v_heads = r.integer("linear_num_value_heads", 1, kMaxDim).value_or(32);
+  c.gdn_k_dim = r.integer("linear_key_head_dim", 1, kMaxDim).value_or(128);
+  c.gdn_v_dim = r.integer("linear_value_head_dim", 1, kMaxDim).value_or(128);
+  c.conv_width = r.integer("linear_conv_kernel_dim", 1, kMaxDim).value_or(4);
+  if (!r.boolean("attn_output_gate").value_or(true)) {
+    throw Error(ErrorKind::malformed, r.where("attn_output_gate"), "is not supported", "true", "false");
+  }
+  // The weights say whether the head is there: many folders leave it out and keep the key.
+  c.mtp_layers = r.integer("mtp_num_hidden_layers", 0, kMaxDim).value_or(1);
+  if (c.mtp_layers > 1) {
+    throw Error(ErrorKind::malformed, r.where("mtp_num_hidden_layers"), "is not supported", "0 or 1", std::to_string(c.mtp_layers));
+  }
+  if (r.boolean("mtp_use_dedicated_embeddings").value_or(false)) {
+    throw Error(ErrorKind::malformed, r.where("mtp_use_dedicated_embeddings"), "is not supported", "false", "true");
+  }
+}
+
 std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
   const Json* v = r.find(key);
   std::vector<int64_t> ids;
@@ -159,8 +227,11 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
 
 }  // namespace
 
+bool is_hybrid(const std::string& family) { return family == "qwen3_5" || family == "qwen3_5_moe" || family == "qwen3_next"; }
+bool has_experts(const std::string& family) { return family == "qwen3_moe" || family == "qwen3_5_moe" || family == "qwen3_next"; }
+
 std::string supported_families() {
-  return "llama, olmo2, qwen2, qwen3, qwen3_vl";
+  return "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl";
 }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& name) {
@@ -178,9 +249,12 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   c.heads = r.required_integer("num_attention_heads", 1, kMaxDim);
   c.kv_heads = r.integer("num_key_value_heads", 1, kMaxDim).value_or(c.heads);
   // Where the key is absent, transformers' qwen3 classes mean 128 and the others hidden_size / num_attention_heads.
+  // (Qwen3MoeConfig has no default: its attention takes hidden_size / num_attention_heads.)
   const bool qwen3 = c.family == "qwen3" || c.family == "qwen3_vl";
-  c.head_dim = r.integer("head_dim", 1, kMaxDim).value_or(qwen3 ? 128 : c.hidden / c.heads);
-  c.ffn = r.required_integer("intermediate_size", 1, kMaxDim);
+  const bool hybrid = is_hybrid(c.family), moe = has_experts(c.family);
+  c.head_dim = r.integer("head_dim", 1, kMaxDim).value_or(qwen3 ? 128 : hybrid ? 256 : c.hidden / c.heads);
+  // qwen3_5_moe has no dense layer and no such key.
+  c.ffn = c.family == "qwen3_5_moe" ? r.integer("intermediate_size", 1, kMaxDim).value_or(512) : r.required_integer("intermediate_size", 1, kMaxDim);
   c.vocab = r.required_integer("vocab_size", 1, kMaxDim);
   c.context = r.required_integer("max_position_embeddings", 1, kMaxDim);
   c.rms_eps = r.required_number("rms_norm_eps");
@@ -199,6 +273,8 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
     throw Error(ErrorKind::malformed, r.where("hidden_act"), "is not supported", "\"silu\"", in_quotes(act));
   }
   refuse_sliding_window(r, c);
+  if (moe) parse_experts(r, c);
+  if (hybrid) parse_hybrid(r, c);
   parse_rope(r, c);
 
   auto bos = parse_ids(r.has("bos_token_id") ? r : outer, "bos_token_id");
@@ -214,7 +290,9 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
 
 void set_wiring(Config& c) {
   const bool olmo2 = c.family == "olmo2";
-  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_vl" || olmo2;
+  const bool hybrid = is_hybrid(c.family);
+  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_moe" || c.family == "qwen3_vl" || hybrid || olmo2;
+  c.gated_attention = c.norm_plus_one = hybrid;
   c.qk_norm_whole = c.post_norm = olmo2;
 }
 
@@ -233,6 +311,26 @@ void check_config(const Config& c, const std::string& name) {
     if (value < 1 || value > kMaxDim) {
       refuse(fmt::format("{} is absurd", what), fmt::format("1 to {}", kMaxDim), std::to_string(value));
     }
+  }
+  if (c.experts > 0) {
+    for (auto [what, value, most] : {std::tuple{"the number of experts", c.experts, kMaxExperts},
+                                     {"the number of experts per token", c.experts_per_token, c.experts},
+                                     {"the inner size of an expert", c.expert_ffn, kMaxDim},
+                                     {"decoder_sparse_step", c.sparse_step, kMaxDim}}) {
+      if (value < 1 || value > most) refuse(fmt::format("{} is absurd", what), fmt::format("1 to {}", most), std::to_string(value));
+    }
+    if (c.shared_expert_ffn < 0 || c.shared_expert_ffn > kMaxDim)
+      refuse("the inner size of the shared expert is absurd", fmt::format("0 to {}", kMaxDim), std::to_string(c.shared_expert_ffn));
+  }
+  if (is_hybrid(c.family)) {
+    for (auto [what, value] : {std::pair{"the number of key heads", c.gdn_k_heads}, {"the number of value heads", c.gdn_v_heads},
+                               {"the dimension of a key head", c.gdn_k_dim}, {"the dimension of a value head", c.gdn_v_dim},
+                               {"the width of the convolution", c.conv_width}}) {
+      if (value < 1 || value > kMaxDim)
+        refuse(fmt::format("{} of the gated DeltaNet is absurd", what), fmt::format("1 to {}", kMaxDim), std::to_string(value));
+    }
+    if (c.gdn_v_heads % c.gdn_k_heads != 0)
+      refuse("key heads do not divide value heads", fmt::format("a divisor of {}", c.gdn_v_heads), std::to_string(c.gdn_k_heads));
   }
   if (c.heads % c.kv_heads != 0) {
     refuse("key/value heads do not divide query heads", fmt::format("a divisor of {}", c.heads),

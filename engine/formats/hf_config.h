@@ -1,6 +1,6 @@
 // config.json of a Hugging Face folder -> Config. Both spellings of the rotary settings (rope_theta and rope_scaling of
 // transformers 4; rope_parameters of transformers 5) and the nested text_config of vision-language models.
-// Source: transformers configuration_llama.py, _olmo2.py, _qwen2.py, _qwen3.py, _qwen3_vl.py, modeling_rope_utils.py.
+// Source: transformers configuration_llama.py, _olmo2.py, _qwen2.py, _qwen3.py, _qwen3_moe.py, _qwen3_vl.py, modeling_rope_utils.py.
 #pragma once
 #include <string>
 #include <string_view>
@@ -27,7 +27,11 @@ void set_wiring(Config& config);
 /// special ids inside the vocabulary. `name` is the file to blame.
 void check_config(const Config& config, const std::string& name);
 
-/// "llama, olmo2, qwen2, qwen3, qwen3_vl"
+/// Families with gated DeltaNet layers, and families with mixtures of experts.
+bool is_hybrid(const std::string& family);
+bool has_experts(const std::string& family);
+
+/// "llama, olmo2, qwen2, ..."
 std::string supported_families();
 
 }  // namespace assay

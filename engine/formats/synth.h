@@ -48,11 +48,12 @@ std::span<const SynthShape> synth_shapes();
 /// One tensor of the model, under its GGUF name, rows in Hugging Face order.
 struct SynthTensor {
   std::string name;
-  std::vector<int64_t> shape;  // [rows, columns], or [n] of a vector
+  std::vector<int64_t> shape;  // [rows, columns], [experts, rows, columns], or [n] of a vector
   WeightType type;             // vectors: F32
   double size;                 // matrices: root mean square; vectors: half their range
   double centre;               // vectors: 1 of norms (smaller of those behind a block), 0 of biases
   size_t bytes() const;
+  int64_t rows() const { return shape.size() == 3 ? shape[0] * shape[1] : shape[0]; }  // of a matrix
 };
 struct SynthLayout {
   Config config;

@@ -210,6 +210,30 @@ uint64_t pointwise_digest(const Kernels& k) {
   return d.value();
 }
 
+uint64_t experts_digest(const Kernels& k) {
+  Rng rng(6);
+  Digest d;
+  for (int64_t experts : {8, 33, 128, 300}) {
+    const int64_t rows = 5, chosen = 7, columns = 37;
+    auto x = values(rng, rows * experts);
+    x[size_t(2 * experts + 1)] = x[size_t(2 * experts + 5)];  // a tie
+    x[size_t(3 * experts)] = float_of(0x7fc00000u);           // row 3 chooses nothing
+    std::vector<float> ids(size_t(rows * chosen)), w(ids.size()), sum(size_t(rows * columns)), y(sum.size());
+    k.topk({x.data(), ids.data(), experts, chosen}, 0, rows);
+    d.take(ids);
+    for (bool normalised : {false, true}) {
+      k.topk_weights({x.data(), ids.data(), w.data(), experts, chosen, normalised}, 0, rows);
+      d.take(w);
+    }
+    const auto products = values(rng, rows * chosen * columns), shared = values(rng, rows * columns), gate = values(rng, rows);
+    k.expert_sum({w.data(), products.data(), sum.data(), chosen, columns}, 0, rows);
+    d.take(sum);
+    k.gated_add({gate.data(), shared.data(), sum.data(), y.data(), columns}, 0, rows);
+    d.take(y);
+  }
+  return d.value();
+}
+
 struct Wanted {
   const char* op;
   uint64_t (*digest)(const Kernels&);
@@ -221,6 +245,7 @@ constexpr Wanted kWanted[] = {
     {"norms", norm_digest, 0x693f66203d5f5e4bu},
     {"rope table, rope, kv_store, attention", attention_digest, 0x5d64d12af357429fu},
     {"silu_mul, add", pointwise_digest, 0x2e291bf199f421e6u},
+    {"topk, topk_weights, expert_sum, gated_add", experts_digest, 0x29270e1b85eb1155u},
 };
 
 TEST(Digests, EveryOpHasTheSameBytesOnEveryMachine) {

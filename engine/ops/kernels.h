@@ -66,6 +66,26 @@ struct NormArgs {
   int64_t columns;          // rms_norm
   int64_t heads, head_dim;  // head_norm
   float eps;
+  // head_norm of heads that lie apart in x (queries beside their gates): columns of a row of x, and from one head to the
+  // next. 0: heads*head_dim and head_dim.
+  int64_t x_columns = 0, x_stride = 0;
+};
+/// l2 norm per head, by the head rule. Items: rows.
+struct L2NormArgs {
+  const float* x;           // [rows, x_columns], of which the first head's first column is meant
+  float* y;                 // [rows, heads*head_dim]
+  int64_t x_columns;
+  int64_t heads, head_dim;
+  float scale;              // a last factor: 1 (k), (float)(1.0 / sqrt((double)head_dim)) (q)
+};
+/// Norm per head, by the head rule, times silu(z). Items: rows.
+struct GatedNormArgs {
+  const float* x;           // [rows, heads*head_dim]
+  const float* z;           // the same
+  const float* w;           // [head_dim]
+  float* y;
+  int64_t heads, head_dim;
+  float eps;
 };
 /// Items: rows. cos/sin: [context, rotary/2] f32, made on the host in double (ops/rope_table.h).
 struct RopeArgs {
@@ -101,12 +121,88 @@ struct AttentionArgs {
   int64_t heads;
   float scale;              // (float)(1.0 / sqrt((double)head_dim))
 };
-/// Items: rows of `columns`. silu_mul: y = silu(a) * b. add: y = a + b.
+/// Items: rows of `columns`. silu_mul: y = silu(a) * b. sigmoid_mul: y = a * sigmoid(b). add: y = a + b.
 struct BinaryArgs {
   const float* a;
   const float* b;
   float* y;
   int64_t columns;
+};
+/// Which experts a row goes to. Items: rows. Ids are whole numbers in f32, as every value of a program is (exact below 2^24):
+/// -1 in all places of a row whose logits hold a NaN.
+struct TopkArgs {
+  const float* logits;      // [rows, experts]
+  float* ids;               // [rows, chosen], 1 <= chosen <= experts
+  int64_t experts, chosen;
+};
+/// Items: rows.
+struct TopkWeightsArgs {
+  const float* logits;      // [rows, experts]
+  const float* ids;         // [rows, chosen], each -1 or in [0, experts)
+  float* y;                 // [rows, chosen]
+  int64_t experts, chosen;
+  bool normalised;          // the weights of a row are divided by their sum
+};
+/// y[t] = sum over r of weights[t][r] * x[t][r], in rank order. Items: rows.
+struct ExpertSumArgs {
+  const float* weights;     // [rows, chosen]
+  const float* x;           // [rows, chosen, columns]
+  float* y;                 // [rows, columns]
+  int64_t chosen, columns;
+};
+/// y[t] = sigmoid(gate[t]) * shared[t] + x[t]. Items: rows. y may be x or shared.
+struct GatedAddArgs {
+  const float* gate;        // [rows]
+  const float* shared;      // [rows, columns]
+  const float* x;           // [rows, columns]
+  float* y;                 // [rows, columns]
+  int64_t columns;
+};
+
+/// Items: rows of `columns`.
+struct SigmoidArgs {
+  const float* x;
+  float* y;
+  int64_t columns;
+};
+/// The log of what a state keeps: y = rate * softplus(x + dt). Items: rows.
+struct DecayArgs {
+  const float* x;           // [rows, heads]
+  const float* w;           // [2, heads]: rate = -exp(A_log), then dt
+  float* y;
+  int64_t heads;
+};
+/// Consecutive rows of one sequence, which follow what the slot's state has seen.
+struct RowSpan {
+  int32_t slot;
+  int64_t first, rows;
+};
+/// Causal depthwise convolution and silu; the slot's last `width` inputs are read and replaced.
+/// Items: span * conv_blocks(channels) + block of kConvBlock channels.
+inline constexpr int64_t kConvBlock = 64;
+inline int64_t conv_blocks(int64_t channels) { return (channels + kConvBlock - 1) / kConvBlock; }
+struct ConvArgs {
+  const float* x;           // [rows, channels]
+  const float* w;           // [width, channels]: the oldest input's tap first
+  float* y;                 // [rows, channels]
+  float* state;             // [slots, width, channels], oldest first
+  const RowSpan* spans;
+  int64_t channels, width;
+};
+/// The gated delta rule, step by step; the slot's state is read and replaced.
+/// Items: (span * v_heads + head) * delta_blocks(d_v) + block of kDeltaBlock columns of the values.
+inline constexpr int64_t kDeltaBlock = 32;
+inline int64_t delta_blocks(int64_t d_v) { return (d_v + kDeltaBlock - 1) / kDeltaBlock; }
+struct DeltaRuleArgs {
+  const float* q;           // [rows, k_heads*d_k], normalised and scaled
+  const float* k;           // [rows, k_heads*d_k], normalised
+  const float* v;           // [rows, v_heads*d_v]
+  const float* beta;        // [rows, v_heads]
+  const float* decay;       // [rows, v_heads], a log
+  float* y;                 // [rows, v_heads*d_v]
+  float* state;             // [slots, v_heads, d_k, d_v]
+  const RowSpan* spans;
+  int64_t k_heads, v_heads, d_k, d_v;
 };
 
 struct Kernels {
@@ -122,6 +218,17 @@ struct Kernels {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, float* scratch);
   void (*silu_mul)(const BinaryArgs&, int64_t begin, int64_t end);
   void (*add)(const BinaryArgs&, int64_t begin, int64_t end);
+  void (*sigmoid_mul)(const BinaryArgs&, int64_t begin, int64_t end);
+  void (*sigmoid)(const SigmoidArgs&, int64_t begin, int64_t end);
+  void (*l2_norm)(const L2NormArgs&, int64_t begin, int64_t end);
+  void (*gated_norm)(const GatedNormArgs&, int64_t begin, int64_t end);
+  void (*decay)(const DecayArgs&, int64_t begin, int64_t end);
+  void (*conv)(const ConvArgs&, int64_t begin, int64_t end);
+  void (*delta_rule)(const DeltaRuleArgs&, int64_t begin, int64_t end);
+  void (*topk)(const TopkArgs&, int64_t begin, int64_t end);
+  void (*topk_weights)(const TopkWeightsArgs&, int64_t begin, int64_t end);
+  void (*expert_sum)(const ExpertSumArgs&, int64_t begin, int64_t end);
+  void (*gated_add)(const GatedAddArgs&, int64_t begin, int64_t end);
 };
 /// Bytes per code in which quant_linear of `isa` takes activations of a kind for weights of a type: 1 or 2. Always 2 for
 /// s16; 2 for s8 with Q8_0 where no instruction multiplies unsigned by signed bytes exactly.

@@ -29,6 +29,17 @@ void kv_store(const KvStoreArgs& a, int64_t begin, int64_t end);
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, float* scratch);
 void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end);
 void add(const BinaryArgs& a, int64_t begin, int64_t end);
+void sigmoid_mul(const BinaryArgs& a, int64_t begin, int64_t end);
+void sigmoid(const SigmoidArgs& a, int64_t begin, int64_t end);
+void l2_norm(const L2NormArgs& a, int64_t begin, int64_t end);
+void gated_norm(const GatedNormArgs& a, int64_t begin, int64_t end);
+void decay(const DecayArgs& a, int64_t begin, int64_t end);
+void conv(const ConvArgs& a, int64_t begin, int64_t end);
+void delta_rule(const DeltaRuleArgs& a, int64_t begin, int64_t end);
+void topk(const TopkArgs& a, int64_t begin, int64_t end);
+void topk_weights(const TopkWeightsArgs& a, int64_t begin, int64_t end);
+void expert_sum(const ExpertSumArgs& a, int64_t begin, int64_t end);
+void gated_add(const GatedAddArgs& a, int64_t begin, int64_t end);
 
 // ---- elements where they lie (group.h): nothing is assumed about alignment
 ASSAY_NUMERICS_FN float load_cached(KvType type, const std::byte* base, int64_t i) {

@@ -79,6 +79,9 @@ ASSAY_V vf v_exp(vf x) {
   const vf y = v_fma(v_mul(p, a), v_mul(r, b), v_mul(a, b));
   return v_nan_from(x, v_mul(y, vi_float_bits(vi_shl<23>(vi_add(top, bias)))));
 }
+ASSAY_V vf v_sigmoid(vf x) {
+  return v_div(v_set(1.0f), v_add(v_set(1.0f), v_exp(v_negate(x))));
+}
 ASSAY_V vf v_silu(vf x) {
   return v_div(x, v_add(v_set(1.0f), v_exp(v_negate(x))));
 }
