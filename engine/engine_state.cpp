@@ -121,6 +121,7 @@ void Engine::roll_back(int slot, int64_t length) {
                 v ? "0, or " + std::to_string(v->position) + " to " + std::to_string(v->position + v->rows) + ", where its last verify pass was"
                   : "0, or " + std::to_string(lengths_[slot]) + ", where it is",
                 std::to_string(length));
+  if (keeps_rejected_) return;
   for (size_t l = 0; l < gdn_.size(); l++) {
     const GdnLayer& g = gdn_[l];
     if (g.floats() == 0) continue;
