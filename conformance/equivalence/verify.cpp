@@ -47,7 +47,7 @@ CheckOutcome verify(const CheckContext& c, const OfficialCase& oc) {
   constexpr int64_t kSteps = 24;
   CheckOutcome out;
   const auto model = shared_model(case_dir(c, oc) / "model");
-  for (const bool scalar : {false, true}) {
+  for (const bool scalar : {true, false}) {
     DumpSpec spec = case_spec(c, oc, false);
     if (scalar) spec.engine.isa = Isa::scalar;
     spec.engine.slots = 3;
