@@ -1,4 +1,5 @@
-// The forward pass of the decoders (llama, olmo2, qwen2, qwen3, qwen3_moe, the text decoder of qwen3_vl) in float64, line by
+// The forward pass of the decoders (llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, the text decoder of
+// qwen3_vl, and the MTP head of the hybrids) in float64, line by
 // line as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
 // Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py,
 // modeling_qwen3_vl.py.

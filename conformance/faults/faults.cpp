@@ -31,6 +31,7 @@ const std::vector<Fault>& faults() {
     std::vector<Fault> out;
     add_program_faults(out);
     add_state_faults(out);
+    add_hybrid_faults(out);
     add_kernel_faults(out);
     add_tail_faults(out);
     add_artifact_faults(out);

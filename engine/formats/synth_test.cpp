@@ -318,7 +318,6 @@ TEST(Synth, TheTextFormIsReadAndRefused) {
                                                      {"synth:0.6B:Q4_0:colour=1", "colour"},
                                                      {"synth:0.6B:Q4_0:layers=70000", "65536"},
                                                      {"synth:5B:Q4_0", "0.6B, VL-2B, 8B"},
-                                                     {"synth:27B:Q4_0", "qwen3_5"},
                                                      {"synth:/nowhere:Q4_0", "/nowhere"}};
   for (auto [text, says] : bad) {
     const std::string error = error_of([&, t = text] { load_model(t); });
