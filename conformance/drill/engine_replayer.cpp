@@ -294,7 +294,7 @@ const EngineReplayer::Values* EngineReplayer::value(Side side, const At& at, con
   SideState& s = side_of(side);
   if (const auto it = s.read.find(name); it != s.read.end()) return &it->second;
   const DumpTensor* t = s.dump.find(name);
-  if (t && t->data && is_float(t->dtype)) {
+  if (t && t->data && (is_float(t->dtype) || t->dtype == DType::i64)) {  // ids are whole numbers in f32 here
     Values v{t->rows(), t->columns(), {}};
     v.x.resize(size_t(t->elements()));
     for (int64_t i = 0; i < t->elements(); i++) v.x[size_t(i)] = float(value_at(t->dtype, t->data, i));
