@@ -63,6 +63,7 @@ const std::vector<Check>& registry() {
     add_official_checks(out);
     add_bound_checks(out);
     add_oracle_checks(out);
+    add_routing_checks(out);
     add_equivalence_checks(out);
     add_quantised_equivalence_checks(out);
     add_verify_checks(out);

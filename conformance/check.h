@@ -133,6 +133,7 @@ DeviceRan ran_on(const Device& device);
 void add_official_checks(std::vector<Check>& out);     // integration/official.cpp
 void add_bound_checks(std::vector<Check>& out);        // integration/bounds.cpp
 void add_oracle_checks(std::vector<Check>& out);        // integration/oracle.cpp
+void add_routing_checks(std::vector<Check>& out);       // integration/routing.cpp
 void add_oracle_width_checks(std::vector<Check>& out);  // integration/oracle_width.cpp, called by the former
 void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalence.cpp
 void add_quantised_equivalence_checks(std::vector<Check>& out);   // equivalence/quantised.cpp

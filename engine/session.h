@@ -143,6 +143,7 @@ struct Request {
   std::vector<int32_t> ids;             // at least one
   int64_t decode = 0;                   // decode passes: decode + 1 greedy ids
   std::vector<int32_t> forced;          // fed instead of the greedy ids, as far as they go
+  std::shared_ptr<const ForcedExperts> experts = {};   // taken instead of the routers' choice, as far as they go
 };
 struct GenerateOptions {
   int64_t chunk = 0;                    // prefill rows per pass and prompt; 0: the whole prompt

@@ -70,7 +70,10 @@ class Lines {
     return tapped(phase, {oracle::add(a.m, b.m), made_from({&a, &b})});
   }
   Value topk(const char* phase, const Value& logits, int64_t chosen) {
-    return tapped(phase, {oracle::topk(logits.m, chosen), made_from({&logits})});
+    Value ids{oracle::topk(logits.m, chosen), made_from({&logits})};
+    for (int64_t r = 0; r < ids.m.rows && pass_.experts; r++)
+      if (const int32_t* forced = pass_.experts->at(layer_, pass_.position + r)) std::copy_n(forced, chosen, ids.m.row(r));
+    return tapped(phase, std::move(ids));
   }
   Value topk_weights(const char* phase, const Value& logits, const Value& ids, bool normalised) {
     return tapped(phase, {oracle::topk_weights(logits.m, ids.m, normalised), made_from({&logits, &ids})});

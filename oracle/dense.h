@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dumps/names.h"
+#include "engine/forced_experts.h"
 #include "oracle/ops.h"
 #include "oracle/weights.h"
 
@@ -40,6 +41,7 @@ struct PassInput {
   std::vector<int32_t> ids;         // one per row
   std::vector<int64_t> logit_rows;  // rising; rows whose logits are computed
   Matrix64 hidden;                  // passes of the MTP head: [rows, hidden]
+  std::shared_ptr<const ForcedExperts> experts = {};  // taken instead of what the routers choose, as far as they go
 };
 
 /// Sees every value right after it was computed, in execution order, and may put another in its place: what the tap

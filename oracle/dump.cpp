@@ -146,6 +146,7 @@ void describe(nlohmann::ordered_json& manifest, const Weights64& weights, const 
                        {"ids", requests[i].ids},
                        {"decode", requests[i].decode},
                        {"forced", requests[i].forced.size()},
+                       {"forced_experts", requests[i].experts != nullptr},
                        {"fed_ids", generated[i].fed},
                        {"greedy_ids", generated[i].greedy}});
   manifest["prompts"] = prompts;
@@ -192,6 +193,7 @@ Generated64 generate(const Weights64& weights, int32_t prompt, const Request& re
   PassInput pass;
   pass.prompt = prompt;
   pass.ids = request.ids;
+  pass.experts = request.experts;
   for (int64_t r = all_logits ? 0 : int64_t(pass.ids.size()) - 1; r < int64_t(pass.ids.size()); r++)
     pass.logit_rows.push_back(r);
   const bool mtp = weights.config().mtp_layers > 0;

@@ -244,8 +244,8 @@ std::string render(const BenchReport& report, const BenchSpec& spec, const Model
   const char* reference_name = report.device.empty() ? "plain read" : "copy";
   for (const BenchResult& r : report.results) {
     const auto [low, high] = std::minmax_element(r.all_seconds.begin(), r.all_seconds.end());
-    out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})   {:.1f} GOP/s", r.pass, r.tokens_per_second(), double(r.tokens) / *high,
-                       double(r.tokens) / *low, r.operations / r.seconds / 1e9);
+    out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})", r.pass, r.tokens_per_second(), double(r.tokens) / *high, double(r.tokens) / *low);
+    if (r.operations > 0) out += fmt::format("   {:.1f} GOP/s", r.operations / r.seconds / 1e9);
     if (r.pass == "decode") {
       const double gbps = r.bytes * double(spec.decode) / r.seconds / 1e9;
       out += fmt::format("   {:.3f} GB per step, {:.2f} GB/s, {:.0f}% of {}", r.bytes / 1e9, gbps, 100 * gbps / reference, reference_name);

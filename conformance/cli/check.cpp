@@ -186,9 +186,9 @@ int list(const ListCommand& o) {
   if (o.json == "-") return kPass;
   size_t widest = 2;
   for (const Check* c : checks) widest = std::max(widest, c->id.size());
-  std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<9}{:<6}target against baseline\n", "id", widest, "kind", "level", "scope", "family", "cost");
+  std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<10}{:<6}target against baseline\n", "id", widest, "kind", "level", "scope", "family", "cost");
   for (const Check* c : checks)
-    std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<9}{:<6}{} against {}\n", c->id, widest, name_of(c->kind),
+    std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<10}{:<6}{} against {}\n", c->id, widest, name_of(c->kind),
                              c->kind == CheckKind::value ? name_of(c->level) : "-", c->kind == CheckKind::value ? name_of(c->scope) : "-", c->family,
                              name_of(c->cost), c->target, c->baseline);
   std::cout << fmt::format("\n{} checks{}\nnext     assay check --filter PART\n", checks.size(), o.selection.slow ? "" : " (fast ones; --all lists every one)");

@@ -37,6 +37,7 @@ const std::vector<Fault>& faults() {
     add_artifact_faults(out);
     add_tokenizer_faults(out);
     add_comparator_faults(out);
+    add_moe_faults(out);
     add_subject_faults(out);
     add_device_weight_faults(out);
     add_device_graph_faults(out);
