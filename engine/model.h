@@ -45,8 +45,8 @@ struct RopeConfig {
 };
 
 struct Config {
-  std::string
-      family;  // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"
+  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next",
+                             // "qwen3_vl"
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
@@ -70,14 +70,13 @@ struct Config {
   int64_t sparse_step = 1;          // layers i with (i + 1) % sparse_step == 0 have experts,
   std::vector<int64_t> dense_layers;  // but for these (mlp_only_layers)
   // Hybrids (qwen3_5, qwen3_next): layers of a gated DeltaNet among those of attention.
-  std::vector<bool> gdn_layers;              // [layers]; empty: every layer attends
+  std::vector<bool> gdn_layers;     // [layers]; empty: every layer attends
   int64_t gdn_k_heads = 0, gdn_v_heads = 0;  // value head h uses key head h / (gdn_v_heads / gdn_k_heads)
   int64_t gdn_k_dim = 0, gdn_v_dim = 0;      // of one head
-  int64_t conv_width = 0;                    // taps of the causal convolution
-  bool gated_attention =
-      false;                   // rows of q are [head][query, gate]; the gate's sigmoid multiplies what attention gives
-  bool norm_plus_one = false;  // files of Hugging Face keep RMS norm weights less 1 (not the gated DeltaNet's)
-  int64_t mtp_layers = 0;      // 1: there is a head that predicts one token more (multi-token prediction)
+  int64_t conv_width = 0;           // taps of the causal convolution
+  bool gated_attention = false;     // rows of q are [head][query, gate]; the gate's sigmoid multiplies what attention gives
+  bool norm_plus_one = false;       // files of Hugging Face keep RMS norm weights less 1 (not the gated DeltaNet's)
+  int64_t mtp_layers = 0;           // 1: there is a head that predicts one token more (multi-token prediction)
   RopeConfig rope;
   int64_t bos = -1;                 // -1: none
   std::vector<int64_t> eos;
@@ -99,24 +98,23 @@ struct Config {
 
 struct LayerWeights {
   Vector attn_norm;                // [hidden]; empty: olmo2
-  Matrix q, k, v;  // [q_rows(), hidden], [kv_heads*head_dim, hidden] twice; empty in a layer of a gated DeltaNet
+  Matrix q, k, v;                  // [q_rows(), hidden], [kv_heads*head_dim, hidden] twice; empty: a gated DeltaNet
   Vector q_bias, k_bias, v_bias;   // [rows of q, k, v], qwen2
   Vector q_norm, k_norm;           // [head_dim], qwen3; [heads*head_dim] and [kv_heads*head_dim], olmo2
   Matrix o;                        // [hidden, heads*head_dim]
   Vector o_bias;                   // [hidden], llama with attention_bias
   Vector attn_post_norm;           // [hidden], olmo2
   // A gated DeltaNet instead of attention.
-  Matrix gdn_qkv;       // [gdn_channels(), hidden]: q of all key heads, k of all key heads, v of all value heads
-  Matrix gdn_z;         // [gdn_v_columns(), hidden]
-  Matrix gdn_b, gdn_a;  // [gdn_v_heads, hidden]
-  Vector gdn_conv;      // [conv_width, gdn_channels()], the oldest input's tap first
-  Vector gdn_decay;     // [2, gdn_v_heads]: -exp(A_log), then dt_bias
-  Vector gdn_norm;      // [gdn_v_dim]
-  Matrix gdn_qkvz,
-      gdn_ba;  // qwen3_next, instead of qkv, z, b and a: [key head][q, k, v and z of its value heads], [key head][b, a]
-  Matrix gdn_out;  // [hidden, gdn_v_columns()]; empty: the layer attends
-  bool gdn_out_tiled =
-      false;  // its columns have value heads as GGUF orders them, and its blocks do not let them be moved
+  Matrix gdn_qkv;                  // [gdn_channels(), hidden]: q of all key heads, k of all key heads, v of all value heads
+  Matrix gdn_z;                    // [gdn_v_columns(), hidden]
+  Matrix gdn_b, gdn_a;             // [gdn_v_heads, hidden]
+  Vector gdn_conv;                 // [conv_width, gdn_channels()], the oldest input's tap first
+  Vector gdn_decay;                // [2, gdn_v_heads]: -exp(A_log), then dt_bias
+  Vector gdn_norm;                 // [gdn_v_dim]
+  Matrix gdn_qkvz, gdn_ba;         // qwen3_next, instead of qkv, z, b and a: rows [key head][q, k, v and z of its value heads],
+                                   // [key head][b, a]
+  Matrix gdn_out;                  // [hidden, gdn_v_columns()]; empty: the layer attends
+  bool gdn_out_tiled = false;      // its columns have value heads as GGUF orders them, and its blocks do not let them be moved
   Vector ffn_norm;                 // [hidden]; empty: olmo2
   Matrix gate, up;                 // [ffn, hidden]; empty in a layer of experts
   Matrix down;                     // [hidden, ffn]
@@ -130,13 +128,13 @@ struct LayerWeights {
   Vector ffn_post_norm;            // [hidden], olmo2
 };
 
-/// The head of multi-token prediction: from the hidden state of token t and token t+1 to the logits of token t+2. Its
-/// embedding and lm_head are the model's.
+/// The head of multi-token prediction: from the hidden state of token t and token t+1 to the logits of token t+2. Its embedding
+/// and lm_head are the model's.
 struct MtpWeights {
   Vector embed_norm, hidden_norm;  // [hidden]
-  Matrix fc;  // [hidden, 2*hidden]: of the normalised embedding, then the normalised hidden state; empty: no head
-  LayerWeights layer;  // of attention
-  Vector norm;         // [hidden]
+  Matrix fc;                       // [hidden, 2*hidden]: of the normed embedding, then the normed hidden state; empty: no head
+  LayerWeights layer;              // of attention
+  Vector norm;                     // [hidden]
 };
 
 struct Weights {
@@ -187,19 +185,16 @@ struct KvLayer {
   int64_t offset(int64_t slot, int64_t kv_head, int64_t position) const {  // in elements
     return ((slot * kv_heads + kv_head) * context + position) * head_dim;
   }
-  int64_t elements() const {
-    return slots * kv_heads * context * head_dim;
-  }  // of k, and of v; 0: the layer does not attend
+  int64_t elements() const { return slots * kv_heads * context * head_dim; }  // of k, and of v; 0: the layer does not attend
 };
 
-/// What a gated DeltaNet layer has seen, of all slots: it grows with no position, and no position can be taken out of
-/// it.
+/// What a gated DeltaNet layer has seen, of all slots: it grows with no position, and no position can be taken out of it.
 struct GdnLayer {
   int64_t slots = 0, width = 0, channels = 0, v_heads = 0, k_dim = 0, v_dim = 0;
   float* conv = nullptr;   // [slot][width][channels]: the convolution's last inputs, oldest first, +0 before the first
   float* state = nullptr;  // [slot][v_head][k_dim][v_dim]
-  int64_t conv_floats() const { return width * channels; }          // of one slot
-  int64_t state_floats() const { return v_heads * k_dim * v_dim; }  // of one slot; 0: the layer attends
+  int64_t conv_floats() const { return width * channels; }             // of one slot
+  int64_t state_floats() const { return v_heads * k_dim * v_dim; }     // of one slot; 0: the layer attends
   int64_t floats() const { return conv_floats() + state_floats(); }
   float* conv_of(int64_t slot) const { return conv + slot * conv_floats(); }
   float* state_of(int64_t slot) const { return state + slot * state_floats(); }

@@ -11,31 +11,9 @@
 
 namespace assay {
 
-enum class OpKind : uint8_t {
-  embed,
-  rms_norm,
-  head_norm,
-  linear,
-  rope,
-  kv_store,
-  attention,
-  silu_mul,
-  add,
-  sigmoid_mul,
-  sigmoid,
-  l2_norm,
-  gated_norm,
-  decay,
-  conv,
-  delta_rule,
-  columns,
-  hidden,
-  topk,
-  topk_weights,
-  expert_linear,
-  expert_sum,
-  gated_add
-};
+enum class OpKind : uint8_t { embed, rms_norm, head_norm, linear, rope, kv_store, attention, silu_mul, add,
+                              sigmoid_mul, sigmoid, l2_norm, gated_norm, decay, conv, delta_rule, columns, hidden,
+                              topk, topk_weights, expert_linear, expert_sum, gated_add };
 std::string_view name_of(OpKind op);
 
 /// "layer.3/", "mtp.0/", or "" outside layers.
@@ -62,9 +40,7 @@ struct Node {
   ValueId output = kNoValue;        // kNoValue: writes state only
   const Matrix* weight = nullptr;   // linear, embed, expert_linear
   const Vector* vector = nullptr;   // bias of linear (null: none), weight of rms_norm and head_norm
-  int64_t heads = 0,
-          head_dim =
-              0;  // head_norm, l2_norm, gated_norm, rope, attention, kv_store (heads = kv heads), delta_rule (values)
+  int64_t heads = 0, head_dim = 0;  // norms per head, rope, attention, kv_store (heads = kv heads), delta_rule (values)
   int64_t k_heads = 0, k_dim = 0;   // delta_rule
   int64_t input_offset = 0;         // l2_norm: the first head's first column in the input
   int64_t input_stride = 0;         // head_norm: from head to head in the input; 0: head_dim
@@ -111,7 +87,7 @@ class ProgramBuilder {
   void leave_layers() { layer_ = -1; }
   /// What follows is the MTP head's; `hidden` is the model's value that it reads.
   void enter_mtp(ValueId hidden);
-  void leave_mtp(ValueId hidden);  // of the head itself
+  void leave_mtp(ValueId hidden);   // of the head itself
 
   ValueId embed(const char* phase, const Matrix& table);
   ValueId rms_norm(const char* phase, ValueId x, const Vector& w);
@@ -127,10 +103,10 @@ class ProgramBuilder {
   ValueId sigmoid_mul(const char* phase, ValueId a, ValueId gate);                   // a * sigmoid(gate)
   ValueId sigmoid(const char* phase, ValueId x);
   ValueId columns(const char* phase, std::vector<ValueId> inputs, std::vector<ColumnRun> runs, const char* axes);
-  ValueId hidden(const char* phase);  // rows that an MTP pass was given
+  ValueId hidden(const char* phase);                                                 // rows that an MTP pass was given
   // Of a gated DeltaNet layer; conv and delta_rule read and write its state.
   ValueId conv(const char* phase, ValueId qkv, const Vector& w);
-  ValueId l2_norm(const char* phase, ValueId conv, int64_t first_column, bool scaled);  // of key heads
+  ValueId l2_norm(const char* phase, ValueId conv, int64_t first_column, bool scaled);   // of key heads
   ValueId decay(const char* phase, ValueId a, const Vector& w);
   ValueId delta_rule(const char* phase, ValueId q, ValueId k, ValueId v, ValueId beta, ValueId decay);
   ValueId gated_norm(const char* phase, ValueId x, ValueId z, const Vector& w);

@@ -42,8 +42,7 @@ struct EngineMemory {
 
 /// Fills in the context where it is 0. Throws Error{usage} for what no engine can have.
 void check_options(EngineOptions& options, const Config& config);
-/// A layer's cache without memory, of state layer i (Config::state_layers): no kv heads where the layer does not
-/// attend.
+/// A layer's cache without memory, of state layer i (Config::state_layers): no kv heads where the layer does not attend.
 KvLayer kv_layer_of(const Config& config, int64_t layer, const EngineOptions& options);
 /// A layer's recurrent state without memory; state_floats() 0: the layer attends.
 GdnLayer gdn_layer_of(const Config& config, int64_t layer, const EngineOptions& options);
@@ -75,22 +74,22 @@ class Engine : private HostSide {
   const Program& program() const { return program_; }
   Program& plantable_program();                       // for planted faults: what runs is what was rewritten
   CpuBackend& plantable_backend() { return *backend_; }
-  void plantable_keeps_rejected() { keeps_rejected_ = true; }  // a planted fault: states are not taken back
+  void plantable_keeps_rejected() { keeps_rejected_ = true; }   // a planted fault: states are not taken back
 
   int64_t length(int slot) const { return lengths_.at(slot); }
-  int64_t mtp_length(int slot) const { return mtp_lengths_.at(slot); }  // rows of the MTP head's cache
-  /// Forgets positions >= length (poisoned where asked), those of the MTP head's cache too. Where layers have a
-  /// recurrent state the slot goes back to 0, stays as it is, or goes back into its last verify pass, whose rows up to
-  /// `length` are then all that the state has seen, byte for byte; else Error{usage}.
+  int64_t mtp_length(int slot) const { return mtp_lengths_.at(slot); }   // rows of the MTP head's cache
+  /// Forgets positions >= length (poisoned where asked), those of the MTP head's cache too. Where layers have a recurrent state
+  /// the slot goes back to 0, stays as it is, or goes back into its last verify pass, whose rows up to `length` are then all
+  /// that the state has seen, byte for byte; else Error{usage}.
   void truncate(int slot, int64_t length);
-  void truncate_mtp(int slot, int64_t length);  // the MTP head's cache alone
+  void truncate_mtp(int slot, int64_t length);        // the MTP head's cache alone
   /// Slot `to` becomes what slot `from` is: caches, recurrent states, lengths. What a verify pass kept is not copied.
   void copy_slot(int from, int to);
   /// Of state layer i, on the host, brought up to date where a device holds the newer copy.
   const KvLayer& kv(int layer) const;
   const GdnLayer& gdn(int layer) const { return gdn_.at(size_t(layer)); }
-  /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden],
-  /// valid until the next pass. Empty: the model has no head.
+  /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden], valid
+  /// until the next pass. Empty: the model has no head.
   std::span<const float> hidden() const { return hidden_; }
   bool has_mtp() const { return program_.hidden != kNoValue; }
   const RopeTable& rope() const { return *rope_; }
@@ -102,8 +101,7 @@ class Engine : private HostSide {
   bool materialises(const Batch& batch, ValueId value) const;
   /// The greedy id of one of the last pass's logit rows (0: its first), ties to the lower id; -1 where the row holds a NaN.
   int32_t greedy(int64_t logit_row) const;
-  /// XXH3-128 over all layers' valid K and V and recurrent states of a slot, 32 hex digits: equal states have equal
-  /// hashes.
+  /// XXH3-128 over all layers' valid K and V and recurrent states of a slot, 32 hex digits: equal states have equal hashes.
   std::string state_hash(int slot) const;
 
  private:
@@ -122,13 +120,12 @@ class Engine : private HostSide {
   std::unique_ptr<CpuBackend> backend_;
   std::unique_ptr<RopeTable> rope_;
   std::vector<int64_t> lengths_, mtp_lengths_;
-  std::vector<KvLayer> caches_;  // per state layer
-  std::vector<GdnLayer> gdn_;    // per state layer
+  std::vector<KvLayer> caches_;                       // per state layer
+  std::vector<GdnLayer> gdn_;                         // per state layer
   std::vector<std::unique_ptr<std::byte[]>> cache_storage_;
   std::vector<std::vector<float>> gdn_storage_;
-  struct Verified;  // engine_state.cpp
-  std::vector<std::unique_ptr<Verified>>
-      verified_;  // [slot]: what its last pass, if that was a verify pass, can be taken back by
+  struct Verified;                                    // engine_state.cpp
+  std::vector<std::unique_ptr<Verified>> verified_;   // [slot]: what a verify pass, its last one, is taken back by
   bool keeps_rejected_ = false;
   std::vector<float> hidden_;
   std::vector<int> last_use_;                         // per value: index of the last node that reads it
@@ -172,8 +169,7 @@ struct Generated {
   std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
   std::vector<int32_t> fed;             // what each decode pass consumed: greedy or forced ids
   std::vector<float> last_logits;       // [vocab], of the last pass
-  std::vector<int32_t>
-      mtp_drafts;  // what the head drafts behind the prompt's first greedy id: at most 3, fewer where the context ends
+  std::vector<int32_t> mtp_drafts;      // what the head drafts behind the prompt's first greedy id: at most 3
   std::vector<int32_t> mtp_ids;         // its greedy id behind each decode pass
   std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
 };

@@ -174,8 +174,8 @@ inline int64_t hf_row_of(int64_t r, int64_t head_dim) {
   return r - in_head + (in_head % 2) * (head_dim / 2) + in_head / 2;
 }
 
-/// Where GGUF files of qwen35 and qwen35moe have value head h: [rank within its key head][key head] for ours [key
-/// head][rank] (conversion/qwen.py, _reorder_v_heads). Files of qwen3next keep the order.
+/// Where GGUF files of qwen35 and qwen35moe have value head h: [rank within its key head][key head] for ours [key head][rank]
+/// (conversion/qwen.py, _reorder_v_heads). Files of qwen3next keep the order.
 inline int64_t gguf_v_head(const Config& c, int64_t h) {
   const int64_t group = c.gdn_v_heads / c.gdn_k_heads;
   return c.family == "qwen3_next" ? h : h % group * c.gdn_k_heads + h / group;
