@@ -61,8 +61,8 @@ struct NodeContext {
   std::span<const int64_t> positions;
   const KvLayer* cache;              // of the node's layer; null outside layers
   const RopeTable* rope;
-  const GdnLayer* gdn = nullptr;     // of the node's layer; null outside layers
-  std::span<const RowSpan> spans = {};   // the batch's segments
+  const GdnLayer* gdn = nullptr;        // of the node's layer; null outside layers
+  std::span<const RowSpan> spans = {};  // the batch's segments
 };
 
 class Observer;
@@ -76,7 +76,7 @@ struct PassState {
   Observer* observer;
   Trace* trace;
   int64_t physical;
-  std::vector<RowSpan> spans = {};          // per segment
+  std::vector<RowSpan> spans = {};  // per segment
   /// Of a batch: places, positions, rows, spans.
   static PassState of(const Batch& batch, Observer* observer, Trace* trace);
 };

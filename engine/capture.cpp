@@ -15,10 +15,14 @@
 namespace assay {
 namespace {
 
-std::string value_name(const Value& v) { return layer_stem(v.layer, v.mtp) + v.phase; }
+std::string value_name(const Value& v) {
+  return layer_stem(v.layer, v.mtp) + v.phase;
+}
 
 /// Passes whose tensors hold all rows of a prompt, however they were cut.
-bool is_prefill(Pass pass) { return pass == Pass::prefill || pass == Pass::mtp_prefill; }
+bool is_prefill(Pass pass) {
+  return pass == Pass::prefill || pass == Pass::mtp_prefill;
+}
 
 std::string value_tensor(int32_t prompt, Pass pass, int64_t step, const Value& v, std::string_view phase) {
   return tensor_name(prompt, pass, step, v.mtp && v.layer >= 0 ? 0 : v.layer, phase);
@@ -70,7 +74,8 @@ Capture::Capture(DumpWriter& writer, const Engine& engine, const std::vector<Req
 void CaptureOptions::check(const Program& program) const {
   for (const std::string& glob : phases) {
     bool used = glob_match(glob, "logits_last");
-    for (const char* what : {"k", "v", "conv_state", "recurrent_state"}) used = used || (state && glob_match(glob, what));
+    for (const char* what : {"k", "v", "conv_state", "recurrent_state"})
+      used = used || (state && glob_match(glob, what));
     for (const Value& v : program.values) used = used || glob_match(glob, v.phase) || (!v.also.empty() && glob_match(glob, v.also));
     if (!used) {
       std::string known;
@@ -110,7 +115,8 @@ void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
     d.name = value_tensor(prompt, pass, step, v, v.phase);
     d.shape = {rows, v.columns};
     if (v.ids) d.dtype = DType::i64;
-    const bool last_alone = n.requested_rows_only && pass == Pass::mtp_prefill;   // the rows before it predict what is known
+    const bool last_alone =
+        n.requested_rows_only && pass == Pass::mtp_prefill;  // the rows before it predict what is known
     if (options_.wants(v.layer, v.phase) && !last_alone) tensors.push_back(d);
     if (!v.also.empty() && options_.wants(v.layer, v.also)) {
       tensors.push_back(d);
@@ -147,7 +153,8 @@ void Capture::value(const Batch& batch, const Node& node, const float* data, std
         rows_data = ids.data();
       }
       for (const std::string& phase : {v.phase, v.also})
-        if (!phase.empty() && options_.wants(v.layer, phase) && !(node.requested_rows_only && batch.pass == Pass::mtp_prefill))
+        if (!phase.empty() && options_.wants(v.layer, phase) &&
+            !(node.requested_rows_only && batch.pass == Pass::mtp_prefill))
           writer_.write_rows(value_tensor(s.prompt, batch.pass, s.step, v, phase), row0, int64_t(r - first), rows_data);
       const bool last = is_prefill(batch.pass) && s.position + s.rows == int64_t(requests_[s.prompt].ids.size());
       if (node.requested_rows_only && last && options_.wants(-1, "logits_last"))
@@ -164,7 +171,7 @@ void Capture::write_state(const Engine& engine, int32_t prompt, int slot, const 
   for (int l = 0; l < int(after_decode ? c.state_layers() : c.layers); l++) {
     const bool mtp = l >= c.layers;
     const std::string stem = layer_stem(l, mtp), layer = stem.substr(0, stem.size() - 1);
-    if (mtp && engine.mtp_length(slot) == 0) continue;   // its passes were not asked for
+    if (mtp && engine.mtp_length(slot) == 0) continue;  // its passes were not asked for
     const KvLayer& kv = engine.kv(l);
     for (const char* half : {"k", "v"}) {
       if (kv.elements() == 0 || !options_.wants(l, half)) continue;
@@ -235,7 +242,8 @@ void Capture::after_decode(const Engine& engine, int32_t prompt, int slot, const
 static nlohmann::ordered_json eps_of(const Program& program) {
   nlohmann::ordered_json found = nlohmann::ordered_json::array();
   for (const Node& n : program.nodes)
-    if ((n.op == OpKind::rms_norm || n.op == OpKind::head_norm || n.op == OpKind::gated_norm) && std::find(found.begin(), found.end(), double(float(n.eps))) == found.end())
+    if ((n.op == OpKind::rms_norm || n.op == OpKind::head_norm || n.op == OpKind::gated_norm) &&
+        std::find(found.begin(), found.end(), double(float(n.eps))) == found.end())
       found.push_back(double(float(n.eps)));
   return found.size() == 1 ? nlohmann::ordered_json(found[0]) : found;
 }

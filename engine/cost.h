@@ -16,7 +16,7 @@ struct PassLoad {
   int64_t positions = 0;   // sum over rows of the cached positions that the row attends to, its own included
   int64_t cached = 0;      // sum over segments of their last position + 1: positions that must be read at least once
   KvType kv = KvType::f16;
-  int64_t sequences = 1;   // segments: states that do not grow are read and written once per segment
+  int64_t sequences = 1;  // segments: states that do not grow are read and written once per segment
 
   /// Prefill of `rows` tokens of one sequence from position `first` on, with the logits of the last row; rows = 1:
   /// decode.

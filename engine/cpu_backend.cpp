@@ -279,8 +279,8 @@ void CpuBackend::run(NodeContext& c) {
     }
     case OpKind::rms_norm:
     case OpKind::head_norm: {
-      const NormArgs a{c.inputs[0], n.vector->data(), c.output, c.columns, n.heads, n.head_dim, float(n.eps), n.heads * n.input_stride,
-                       n.input_stride};
+      const NormArgs a{c.inputs[0],  n.vector->data(),         c.output,      c.columns, n.heads, n.head_dim,
+                       float(n.eps), n.heads * n.input_stride, n.input_stride};
       auto kernel = n.op == OpKind::rms_norm ? kernels_->rms_norm : kernels_->head_norm;
       pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernel(a, b, e); });
       return;
@@ -340,42 +340,52 @@ void CpuBackend::run(NodeContext& c) {
     case OpKind::sigmoid_mul:
     case OpKind::add: {
       const BinaryArgs a{c.inputs[0], c.inputs[1], c.output, c.columns};
-      auto kernel = n.op == OpKind::add ? kernels_->add : n.op == OpKind::silu_mul ? kernels_->silu_mul : kernels_->sigmoid_mul;
+      auto kernel = n.op == OpKind::add        ? kernels_->add
+                    : n.op == OpKind::silu_mul ? kernels_->silu_mul
+                                               : kernels_->sigmoid_mul;
       pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernel(a, b, e); });
       return;
     }
     case OpKind::sigmoid: {
       const SigmoidArgs a{c.inputs[0], c.output, c.columns};
-      pool.parallel_for(c.rows, grain_for(c.rows, 8 * c.columns), [&](int64_t b, int64_t e, int) { kernels_->sigmoid(a, b, e); });
+      pool.parallel_for(c.rows, grain_for(c.rows, 8 * c.columns),
+                        [&](int64_t b, int64_t e, int) { kernels_->sigmoid(a, b, e); });
       return;
     }
     case OpKind::decay: {
       const DecayArgs a{c.inputs[0], n.vector->data(), c.output, c.columns};
-      pool.parallel_for(c.rows, grain_for(c.rows, 50 * c.columns), [&](int64_t b, int64_t e, int) { kernels_->decay(a, b, e); });
+      pool.parallel_for(c.rows, grain_for(c.rows, 50 * c.columns),
+                        [&](int64_t b, int64_t e, int) { kernels_->decay(a, b, e); });
       return;
     }
     case OpKind::l2_norm: {
       const float scale = n.scaled ? float(1.0 / std::sqrt(double(n.head_dim))) : 1.0f;
-      const L2NormArgs a{c.inputs[0] + n.input_offset, c.output, c.program.values[n.inputs[0]].columns, n.heads, n.head_dim, scale};
-      pool.parallel_for(c.rows, grain_for(c.rows, c.columns), [&](int64_t b, int64_t e, int) { kernels_->l2_norm(a, b, e); });
+      const L2NormArgs a{
+          c.inputs[0] + n.input_offset, c.output, c.program.values[n.inputs[0]].columns, n.heads, n.head_dim, scale};
+      pool.parallel_for(c.rows, grain_for(c.rows, c.columns),
+                        [&](int64_t b, int64_t e, int) { kernels_->l2_norm(a, b, e); });
       return;
     }
     case OpKind::gated_norm: {
       const GatedNormArgs a{c.inputs[0], c.inputs[1], n.vector->data(), c.output, n.heads, n.head_dim, float(n.eps)};
-      pool.parallel_for(c.rows, grain_for(c.rows, 4 * c.columns), [&](int64_t b, int64_t e, int) { kernels_->gated_norm(a, b, e); });
+      pool.parallel_for(c.rows, grain_for(c.rows, 4 * c.columns),
+                        [&](int64_t b, int64_t e, int) { kernels_->gated_norm(a, b, e); });
       return;
     }
     case OpKind::conv: {
       const ConvArgs a{c.inputs[0], n.vector->data(), c.output, c.gdn->conv, c.spans.data(), c.columns, c.gdn->width};
       const int64_t items = int64_t(c.spans.size()) * conv_blocks(c.columns), rows = c.rows / int64_t(c.spans.size());
-      pool.parallel_for(items, grain_for(items, rows * kConvBlock * (c.gdn->width + 8)), [&](int64_t b, int64_t e, int) { kernels_->conv(a, b, e); });
+      pool.parallel_for(items, grain_for(items, rows * kConvBlock * (c.gdn->width + 8)),
+                        [&](int64_t b, int64_t e, int) { kernels_->conv(a, b, e); });
       return;
     }
     case OpKind::delta_rule: {
-      const DeltaRuleArgs a{c.inputs[0], c.inputs[1], c.inputs[2], c.inputs[3], c.inputs[4], c.output, c.gdn->state, c.spans.data(),
-                            n.k_heads,   n.heads,     n.k_dim,     n.head_dim};
-      const int64_t items = int64_t(c.spans.size()) * n.heads * delta_blocks(n.head_dim), rows = c.rows / int64_t(c.spans.size());
-      pool.parallel_for(items, grain_for(items, rows * n.k_dim * kDeltaBlock), [&](int64_t b, int64_t e, int) { kernels_->delta_rule(a, b, e); });
+      const DeltaRuleArgs a{c.inputs[0],  c.inputs[1],    c.inputs[2], c.inputs[3], c.inputs[4], c.output,
+                            c.gdn->state, c.spans.data(), n.k_heads,   n.heads,     n.k_dim,     n.head_dim};
+      const int64_t items = int64_t(c.spans.size()) * n.heads * delta_blocks(n.head_dim),
+                    rows = c.rows / int64_t(c.spans.size());
+      pool.parallel_for(items, grain_for(items, rows * n.k_dim * kDeltaBlock),
+                        [&](int64_t b, int64_t e, int) { kernels_->delta_rule(a, b, e); });
       return;
     }
     case OpKind::columns: {
@@ -384,7 +394,8 @@ void CpuBackend::run(NodeContext& c) {
           for (const ColumnRun& r : n.runs) {
             const float* in = c.inputs[r.input] + t * c.program.values[n.inputs[r.input]].columns + r.from;
             for (int64_t i = 0; i < r.count; i++)
-              std::memcpy(c.output + t * c.columns + r.to + i * r.width, in + i * r.stride, size_t(r.width) * sizeof(float));
+              std::memcpy(c.output + t * c.columns + r.to + i * r.width, in + i * r.stride,
+                          size_t(r.width) * sizeof(float));
           }
       });
       return;

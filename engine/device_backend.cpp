@@ -47,7 +47,7 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
     const size_t bytes = size_t(h.elements()) * size_of(h.type);
     AssayCache c{int32_t(h.type), 0, h.slots, h.kv_heads, h.context, h.head_dim, nullptr, nullptr};
     for (void** half : {&c.k, &c.v}) {
-      if (bytes == 0) continue;   // a layer without attention
+      if (bytes == 0) continue;  // a layer without attention
       cache_memory_.push_back(device_->allocate(bytes, "layer." + std::to_string(l) + "'s cache"));
       *half = cache_memory_.back().data();
       if (poison_) device_->fill(*half, 0xff, bytes);
@@ -115,7 +115,7 @@ std::unique_ptr<DeviceBackend::Plan> DeviceBackend::make_plan(bool one_row) {
       for (ValueId v : program_.nodes[size_t(n)].inputs) plan->last_use[size_t(v)] = int(s);
   }
   for (ValueId v : {program_.hidden, program_.mtp_hidden})
-    if (v != kNoValue) plan->last_use[size_t(v)] = int(plan->steps.size());   // the host reads it behind the pass
+    if (v != kNoValue) plan->last_use[size_t(v)] = int(plan->steps.size());  // the host reads it behind the pass
   for (Values* values : {&plan->shared, &plan->kept}) {
     values->keep = values == &plan->kept;
     values->buffer_of.assign(program_.values.size(), -1);
@@ -261,7 +261,8 @@ void DeviceBackend::state_from_host(int layer, int slot, int64_t length) {
 }
 
 void DeviceBackend::truncate(int slot, int64_t length, bool mtp) {
-  const size_t layers = size_t(model_.config.layers), first = mtp ? layers : 0, last = mtp ? caches_.size() : std::min(layers, caches_.size());
+  const size_t layers = size_t(model_.config.layers), first = mtp ? layers : 0,
+               last = mtp ? caches_.size() : std::min(layers, caches_.size());
   int64_t& written = (mtp ? mtp_written_ : written_)[size_t(slot)];
   if (poison_ && length < written)
     for (size_t l = first; l < last; l++)

@@ -32,7 +32,8 @@ class DeviceBackend {
   bool materialises(const Batch& batch, ValueId value);
   /// Host copy of a layer's caches up to date.
   void state_to_host(int layer);
-  /// The slot has no positions >= length any more, in the model's layers or in the MTP head's; with poison they are overwritten on the device.
+  /// The slot has no positions >= length any more, in the model's layers or in the MTP head's; with poison they are
+  /// overwritten on the device.
   void truncate(int slot, int64_t length, bool mtp);
   /// Positions [0, length) of a slot were written on the host.
   void state_from_host(int layer, int slot, int64_t length);
@@ -94,7 +95,8 @@ class DeviceBackend {
   std::vector<AssayCache> caches_;
   DeviceMemory cos_, sin_;
   std::vector<std::vector<bool>> device_only_; // [layer][slot]: the host's copy is behind. The device's never is between passes
-  std::vector<int64_t> written_, mtp_written_; // [slot] positions that passes have written: of the model, of its MTP head
+  std::vector<int64_t> written_,
+      mtp_written_;  // [slot] positions that passes have written: of the model, of its MTP head
   std::vector<int64_t>& written_of(int layer) { return layer < model_.config.layers ? written_ : mtp_written_; }
 
   AssayLimits reserved_{};

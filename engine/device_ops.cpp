@@ -178,7 +178,7 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     case OpKind::delta_rule:
     case OpKind::columns:
     case OpKind::hidden:
-      return ASSAY_REFUSED;   // no module has them yet
+      return ASSAY_REFUSED;  // no module has them yet
     case OpKind::topk:
     case OpKind::topk_weights:
     case OpKind::expert_linear:

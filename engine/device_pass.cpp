@@ -317,7 +317,8 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   if (r.logits_on_host)
     for (const Node& n : program_.nodes)
       if (n.requested_rows_only && n.runs_in(pass.batch.pass)) logits = host.value(n.output);
-  if (const ValueId hidden = mtp ? program_.mtp_hidden : program_.hidden; hidden != kNoValue && r.on_device[size_t(hidden)]) {
+  if (const ValueId hidden = mtp ? program_.mtp_hidden : program_.hidden;
+      hidden != kNoValue && r.on_device[size_t(hidden)]) {
     const int64_t floats = rows * program_.values[size_t(hidden)].columns;
     device_->download(host.make(hidden, floats), output(r, hidden), size_t(floats) * sizeof(float));
     device_->finish();

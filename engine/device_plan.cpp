@@ -25,7 +25,7 @@ class Planner {
     for (const Node& n : p.nodes)
       for (ValueId v : n.inputs) uses_[size_t(v)]++;
     for (ValueId v : {p.hidden, p.mtp_hidden})
-      if (v != kNoValue) uses_[size_t(v)]++;   // the host reads it
+      if (v != kNoValue) uses_[size_t(v)]++;  // the host reads it
   }
 
   std::vector<DeviceStep> run() {
@@ -106,8 +106,8 @@ class Planner {
     const int r = qn ? i + 2 : i;
     const Node *q = at(r, OpKind::rope), *k = at(r + 1, OpKind::rope), *store = at(r + 2, OpKind::kv_store);
     if (!q || !k || !store || store->inputs[0] != k->output || !inner(k->output, 1)) return false;
-    if (qn && (q->inputs[0] != qn->output || k->inputs[0] != kn->output || !inner(qn->output, 1) || !inner(kn->output, 1) ||
-               qn->eps != kn->eps || qn->input_stride || kn->input_stride))
+    if (qn && (q->inputs[0] != qn->output || k->inputs[0] != kn->output || !inner(qn->output, 1) ||
+               !inner(kn->output, 1) || qn->eps != kn->eps || qn->input_stride || kn->input_stride))
       return false;
     for (int n = i; n <= r + 2; n++) s.nodes.push_back(n);
     s.q_rope = r;

@@ -82,7 +82,8 @@ Engine::~Engine() = default;
 void Engine::check(const Batch& batch) const {
   const Config& c = model_->config;
   if (batch.pass >= Pass::mtp_prefill && (!has_mtp() || !batch.hidden))
-    throw Error(ErrorKind::usage, "batch", has_mtp() ? "a pass of the MTP head has no hidden states" : "the model has no MTP head");
+    throw Error(ErrorKind::usage, "batch",
+                has_mtp() ? "a pass of the MTP head has no hidden states" : "the model has no MTP head");
   int64_t rows = 0;
   std::vector<bool> seen(options_.slots, false);
   for (const Segment& s : batch.segments) {
@@ -140,9 +141,21 @@ void Engine::run(size_t i) {
   const PassState& pass = *pass_;
   const bool some = node.requested_rows_only;
   const std::vector<int64_t>& rows = some ? pass.batch.logit_rows : pass.all_rows;
-  NodeContext ctx{node, program_, model_->config, pass.batch, int64_t(rows.size()), {}, nullptr, 0, pass.batch.ids, pass.places,
-                  pass.positions, node.layer < 0 ? nullptr : &caches_[node.layer], rope_.get(),
-                  node.layer < 0 ? nullptr : &gdn_[node.layer], pass.spans};
+  NodeContext ctx{node,
+                  program_,
+                  model_->config,
+                  pass.batch,
+                  int64_t(rows.size()),
+                  {},
+                  nullptr,
+                  0,
+                  pass.batch.ids,
+                  pass.places,
+                  pass.positions,
+                  node.layer < 0 ? nullptr : &caches_[node.layer],
+                  rope_.get(),
+                  node.layer < 0 ? nullptr : &gdn_[node.layer],
+                  pass.spans};
   for (ValueId v : node.inputs) ctx.inputs.push_back(value(v));
   if (some && rows.size() != pass.all_rows.size()) {  // pick the wanted rows of the one input
     const int64_t k = program_.values[node.inputs[0]].columns;
@@ -158,7 +171,8 @@ void Engine::run(size_t i) {
     // A new buffer may have moved none of the others: vectors of vectors keep their data. Inputs stay valid.
     if (options_.poison) std::fill_n(ctx.output, floats, std::numeric_limits<float>::quiet_NaN());
   }
-  if (pass.batch.pass == Pass::verify && (node.op == OpKind::conv || node.op == OpKind::delta_rule)) keep_inputs(i, ctx);
+  if (pass.batch.pass == Pass::verify && (node.op == OpKind::conv || node.op == OpKind::delta_rule))
+    keep_inputs(i, ctx);
   const auto start = std::chrono::steady_clock::now();
   if (node.replacement)
     node.replacement(ctx);

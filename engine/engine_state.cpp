@@ -1,8 +1,9 @@
-// Engine: what slots hold. Caches grow by positions and are cut by forgetting some; a gated DeltaNet's state has seen every row
-// and can forget none. A verify pass therefore keeps, for each of its slots, the states from before it and what its rows brought
-// to the nodes that change them (conv, delta_rule); taking rows back restores the states and runs those nodes again on the rows
-// that stay. A copy of the state after every row would be the other way: of a 27B model 150 MB a row and slot, where the operands
-// of a row are 2 MB and the state is written twice only when drafts were rejected.
+// Engine: what slots hold. Caches grow by positions and are cut by forgetting some; a gated DeltaNet's state has seen
+// every row and can forget none. A verify pass therefore keeps, for each of its slots, the states from before it and
+// what its rows brought to the nodes that change them (conv, delta_rule); taking rows back restores the states and runs
+// those nodes again on the rows that stay. A copy of the state after every row would be the other way: of a 27B model
+// 150 MB a row and slot, where the operands of a row are 2 MB and the state is written twice only when drafts were
+// rejected.
 #include <xxhash.h>
 
 #include <algorithm>
@@ -17,11 +18,11 @@
 namespace assay {
 
 struct Engine::Verified {
-  int64_t position = 0, rows = 0;                     // of the pass in this slot
-  std::vector<std::vector<float>> before;             // per state layer: conv, then state; empty where the layer attends
+  int64_t position = 0, rows = 0;          // of the pass in this slot
+  std::vector<std::vector<float>> before;  // per state layer: conv, then state; empty where the layer attends
   struct Inputs {
     size_t node;
-    std::vector<std::vector<float>> values;           // each [rows, columns]
+    std::vector<std::vector<float>> values;  // each [rows, columns]
   };
   std::vector<Inputs> inputs;
   size_t floats() const {
@@ -71,14 +72,14 @@ void Engine::allocate_state() {
       gdn_.push_back(gdn);
     }
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::memory, "caches and states", "do not fit", "more than " + std::to_string(wanted) + " bytes", "",
-                "Fewer slots, a smaller --ctx or --kv f16 need less.");
+    throw Error(ErrorKind::memory, "caches and states", "do not fit", "more than " + std::to_string(wanted) + " bytes",
+                "", "Fewer slots, a smaller --ctx or --kv f16 need less.");
   }
 }
 
 /// A sequence's states begin as zeros; what the pass before kept is void.
 void Engine::begin_state(const Batch& batch) {
-  if (batch.pass >= Pass::mtp_prefill) return;   // the head attends
+  if (batch.pass >= Pass::mtp_prefill) return;  // the head attends
   for (const Segment& s : batch.segments) {
     auto& verified = verified_[size_t(s.slot)];
     verified.reset();
@@ -118,7 +119,8 @@ void Engine::roll_back(int slot, int64_t length) {
   const Verified* v = verified_[size_t(slot)].get();
   if (!v || length < v->position || length > v->position + v->rows)
     throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "a recurrent state can't go back to any position",
-                v ? "0, or " + std::to_string(v->position) + " to " + std::to_string(v->position + v->rows) + ", where its last verify pass was"
+                v ? "0, or " + std::to_string(v->position) + " to " + std::to_string(v->position + v->rows) +
+                        ", where its last verify pass was"
                   : "0, or " + std::to_string(lengths_[slot]) + ", where it is",
                 std::to_string(length));
   if (keeps_rejected_) return;
@@ -140,8 +142,21 @@ void Engine::roll_back(int slot, int64_t length) {
     const Node& n = program_.nodes[i.node];
     const int64_t columns = program_.values[size_t(n.output)].columns;
     nobody_reads.resize(size_t(rows * columns));
-    NodeContext c{n,    program_,         model_->config, batch, rows, {}, nobody_reads.data(), columns, batch.ids, pass.places, pass.positions,
-                  &caches_[size_t(n.layer)], rope_.get(), &gdn_[size_t(n.layer)], pass.spans};
+    NodeContext c{n,
+                  program_,
+                  model_->config,
+                  batch,
+                  rows,
+                  {},
+                  nobody_reads.data(),
+                  columns,
+                  batch.ids,
+                  pass.places,
+                  pass.positions,
+                  &caches_[size_t(n.layer)],
+                  rope_.get(),
+                  &gdn_[size_t(n.layer)],
+                  pass.spans};
     for (const auto& x : i.values) c.inputs.push_back(x.data());
     if (n.replacement)
       n.replacement(c);
@@ -157,7 +172,8 @@ const KvLayer& Engine::kv(int layer) const {
 
 static void poison_positions(const KvLayer& l, int slot, int64_t from, int64_t to) {
   for (int64_t h = 0; h < l.kv_heads; h++) {
-    const size_t at = size_t(l.offset(slot, h, from)) * size_of(l.type), n = size_t((to - from) * l.head_dim) * size_of(l.type);
+    const size_t at = size_t(l.offset(slot, h, from)) * size_of(l.type),
+                 n = size_t((to - from) * l.head_dim) * size_of(l.type);
     std::memset(l.k + at, 0xff, n);
     std::memset(l.v + at, 0xff, n);
   }
@@ -165,8 +181,8 @@ static void poison_positions(const KvLayer& l, int slot, int64_t from, int64_t t
 
 static void check_cut(int slot, int64_t length, int64_t from) {
   if (length < 0 || length > from)
-    throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "can't be cut to a longer length", "0 to " + std::to_string(from),
-                std::to_string(length));
+    throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "can't be cut to a longer length",
+                "0 to " + std::to_string(from), std::to_string(length));
 }
 
 void Engine::truncate(int slot, int64_t length) {
@@ -175,7 +191,7 @@ void Engine::truncate(int slot, int64_t length) {
   const bool recurrent = std::any_of(gdn_.begin(), gdn_.end(), [](auto& g) { return g.floats() > 0; });
   if (length == 0) {
     verified_[size_t(slot)].reset();
-    if (options_.poison)   // the next sequence's first pass writes its zeros
+    if (options_.poison)  // the next sequence's first pass writes its zeros
       for (const GdnLayer& g : gdn_)
         if (g.floats() > 0) {
           std::fill_n(g.conv_of(slot), g.conv_floats(), std::numeric_limits<float>::quiet_NaN());
@@ -202,14 +218,16 @@ void Engine::truncate_mtp(int slot, int64_t length) {
     device_->truncate(slot, length, true);
   }
   if (options_.poison)
-    for (size_t l = size_t(layers); l < caches_.size(); l++) poison_positions(caches_[l], slot, length, mtp_lengths_[slot]);
+    for (size_t l = size_t(layers); l < caches_.size(); l++)
+      poison_positions(caches_[l], slot, length, mtp_lengths_[slot]);
   mtp_lengths_[slot] = length;
 }
 
 void Engine::copy_slot(int from, int to) {
   for (int slot : {from, to})
     if (slot < 0 || slot >= options_.slots)
-      throw Error(ErrorKind::usage, "copy of a slot", "no such slot", "0 to " + std::to_string(options_.slots - 1), std::to_string(slot));
+      throw Error(ErrorKind::usage, "copy of a slot", "no such slot", "0 to " + std::to_string(options_.slots - 1),
+                  std::to_string(slot));
   if (from == to) return;
   truncate(to, 0);
   for (int l = 0; l < int(caches_.size()); l++) {
@@ -217,7 +235,8 @@ void Engine::copy_slot(int from, int to) {
     const int64_t length = l < model_->config.layers ? lengths_[from] : mtp_lengths_[from];
     for (std::byte* half : {c.k, c.v})
       for (int64_t h = 0; h < c.kv_heads; h++)
-        std::memcpy(half + size_t(c.offset(to, h, 0)) * size_of(c.type), half + size_t(c.offset(from, h, 0)) * size_of(c.type),
+        std::memcpy(half + size_t(c.offset(to, h, 0)) * size_of(c.type),
+                    half + size_t(c.offset(from, h, 0)) * size_of(c.type),
                     size_t(length * c.head_dim) * size_of(c.type));
     if (device_) device_->state_from_host(l, to, length);
     const GdnLayer& g = gdn_[size_t(l)];
@@ -252,9 +271,10 @@ std::string Engine::state_hash(int slot) const {
     const int64_t length = i < model_->config.layers ? lengths_.at(size_t(slot)) : mtp_lengths_.at(size_t(slot));
     for (const std::byte* half : {l.k, l.v})
       for (int64_t head = 0; head < l.kv_heads; head++)
-        XXH3_128bits_update(h, half + size_t(l.offset(slot, head, 0)) * size_of(l.type), size_t(length * l.head_dim) * size_of(l.type));
+        XXH3_128bits_update(h, half + size_t(l.offset(slot, head, 0)) * size_of(l.type),
+                            size_t(length * l.head_dim) * size_of(l.type));
     const GdnLayer& g = gdn_[size_t(i)];
-    if (g.floats() == 0 || length == 0) continue;   // before the first row it is nobody's
+    if (g.floats() == 0 || length == 0) continue;  // before the first row it is nobody's
     XXH3_128bits_update(h, g.conv_of(slot), size_t(g.conv_floats()) * sizeof(float));
     XXH3_128bits_update(h, g.state_of(slot), size_t(g.state_floats()) * sizeof(float));
   }

@@ -99,7 +99,9 @@ class Driver {
     }
     int64_t first = 0;
     for (size_t i = 0; i < part.size(); first += batch.segments[i++].rows) {
-      if (options_.mtp) mtp_prefill(*part[i], batch.segments[i], std::span(hidden).subspan(size_t(first * width()), size_t(batch.segments[i].rows * width())));
+      if (options_.mtp)
+        mtp_prefill(*part[i], batch.segments[i],
+                    std::span(hidden).subspan(size_t(first * width()), size_t(batch.segments[i].rows * width())));
       if (last_row[i] < 0) continue;
       if (observer_) observer_->after_prefill(engine_, part[i]->prompt, part[i]->slot);
       finish_if_done(*part[i]);
@@ -127,7 +129,8 @@ class Driver {
       choose(*part[i], batch, int64_t(i), logits);
     }
     for (size_t i = 0; i < part.size(); i++) {
-      if (options_.mtp) mtp_decode(*part[i], batch.segments[i], std::span(hidden).subspan(i * size_t(width()), size_t(width())));
+      if (options_.mtp)
+        mtp_decode(*part[i], batch.segments[i], std::span(hidden).subspan(i * size_t(width()), size_t(width())));
       finish_if_done(*part[i]);
     }
   }
@@ -141,8 +144,8 @@ class Driver {
     return t.stopped || out_[t.prompt].greedy.empty() ? -1 : out_[t.prompt].greedy.back();
   }
 
-  /// The head's rows of a prompt's chunk, each with the token behind it; behind the last chunk two drafts, on a copy of the cache:
-  /// their rows are taken away again.
+  /// The head's rows of a prompt's chunk, each with the token behind it; behind the last chunk two drafts, on a copy of
+  /// the cache: their rows are taken away again.
   void mtp_prefill(Timeline& t, const Segment& s, std::span<const float> hidden) {
     const std::vector<int32_t>& ids = t.request->ids;
     const int64_t end = s.position + s.rows, length = int64_t(ids.size());

@@ -1,5 +1,5 @@
-// What slots of a hybrid hold: states are taken back into a verify pass and nowhere else, copied, reset; and drafts of an MTP head
-// change no byte.
+// What slots of a hybrid hold: states are taken back into a verify pass and nowhere else, copied, reset; and drafts of
+// an MTP head change no byte.
 #include <gtest/gtest.h>
 
 #include "dumps/error.h"
@@ -10,7 +10,8 @@ namespace assay {
 namespace {
 
 std::shared_ptr<const Model> model_of(const char* name) {
-  return std::make_shared<Model>(load_model(std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model"));
+  return std::make_shared<Model>(
+      load_model(std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model"));
 }
 
 EngineOptions options() {
@@ -62,7 +63,7 @@ TEST(Hybrid, RowsThatAreTakenBackLeaveNoTrace) {
   e.truncate(0, 5);
   EXPECT_EQ(e.state_hash(0), five);
   run(e, Pass::verify, 0, {10, 11});
-  e.truncate(0, 5);   // all of it
+  e.truncate(0, 5);  // all of it
   EXPECT_EQ(e.state_hash(0), five);
   EXPECT_NE(refusal([&] { e.truncate(0, 3); }), "") << "that pass is gone";
   e.truncate(0, 0);

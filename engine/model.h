@@ -45,7 +45,8 @@ struct RopeConfig {
 };
 
 struct Config {
-  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"
+  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next",
+                             // "qwen3_vl"
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads
@@ -97,7 +98,7 @@ struct Config {
 
 struct LayerWeights {
   Vector attn_norm;                // [hidden]; empty: olmo2
-  Matrix q, k, v;                  // [q_rows(), hidden], [kv_heads*head_dim, hidden] twice; empty in a layer of a gated DeltaNet
+  Matrix q, k, v;                  // [q_rows(), hidden], [kv_heads*head_dim, hidden] twice; empty: a gated DeltaNet
   Vector q_bias, k_bias, v_bias;   // [rows of q, k, v], qwen2
   Vector q_norm, k_norm;           // [head_dim], qwen3; [heads*head_dim] and [kv_heads*head_dim], olmo2
   Matrix o;                        // [hidden, heads*head_dim]
@@ -110,7 +111,8 @@ struct LayerWeights {
   Vector gdn_conv;                 // [conv_width, gdn_channels()], the oldest input's tap first
   Vector gdn_decay;                // [2, gdn_v_heads]: -exp(A_log), then dt_bias
   Vector gdn_norm;                 // [gdn_v_dim]
-  Matrix gdn_qkvz, gdn_ba;         // qwen3_next, instead of qkv, z, b and a: [key head][q, k, v and z of its value heads], [key head][b, a]
+  Matrix gdn_qkvz, gdn_ba;         // qwen3_next, instead of qkv, z, b and a: rows [key head][q, k, v and z of its value heads],
+                                   // [key head][b, a]
   Matrix gdn_out;                  // [hidden, gdn_v_columns()]; empty: the layer attends
   bool gdn_out_tiled = false;      // its columns have value heads as GGUF orders them, and its blocks do not let them be moved
   Vector ffn_norm;                 // [hidden]; empty: olmo2
@@ -130,7 +132,7 @@ struct LayerWeights {
 /// and lm_head are the model's.
 struct MtpWeights {
   Vector embed_norm, hidden_norm;  // [hidden]
-  Matrix fc;                       // [hidden, 2*hidden]: of the normalised embedding, then the normalised hidden state; empty: no head
+  Matrix fc;                       // [hidden, 2*hidden]: of the normed embedding, then the normed hidden state; empty: no head
   LayerWeights layer;              // of attention
   Vector norm;                     // [hidden]
 };

@@ -6,9 +6,9 @@
 
 namespace assay {
 
-const float* mtp_pass(Engine& engine, Pass pass, const Segment& segment, std::span<const float> hidden, std::span<const int32_t> ids,
-                      Observer* observer, Trace* trace) {
-  const std::vector<float> own(hidden.begin(), hidden.end());   // the engine's are gone when the pass begins
+const float* mtp_pass(Engine& engine, Pass pass, const Segment& segment, std::span<const float> hidden,
+                      std::span<const int32_t> ids, Observer* observer, Trace* trace) {
+  const std::vector<float> own(hidden.begin(), hidden.end());  // the engine's are gone when the pass begins
   Batch b;
   b.pass = pass;
   b.ids.assign(ids.begin(), ids.end());
@@ -18,14 +18,16 @@ const float* mtp_pass(Engine& engine, Pass pass, const Segment& segment, std::sp
   return engine.forward(b, observer, trace);
 }
 
-std::vector<int32_t> mtp_draft(Engine& engine, int slot, int32_t prompt, int32_t first, int64_t most, Observer* observer, Trace* trace) {
+std::vector<int32_t> mtp_draft(Engine& engine, int slot, int32_t prompt, int32_t first, int64_t most,
+                               Observer* observer, Trace* trace) {
   std::vector<int32_t> ids;
   for (int32_t id = first; id >= 0;) {
     ids.push_back(id);
     const int64_t position = engine.mtp_length(slot);
     if (int64_t(ids.size()) >= most || position >= engine.options().context) break;
     const size_t hidden = size_t(engine.model().config.hidden);
-    mtp_pass(engine, Pass::mtp_draft, {slot, position, 1, prompt, int64_t(ids.size())}, engine.hidden().last(hidden), {&id, 1}, observer, trace);
+    mtp_pass(engine, Pass::mtp_draft, {slot, position, 1, prompt, int64_t(ids.size())}, engine.hidden().last(hidden),
+             {&id, 1}, observer, trace);
     id = engine.greedy(0);
   }
   return ids;
@@ -36,10 +38,19 @@ namespace {
 class Speculator {
  public:
   Speculator(Engine& engine, const Request& request, const SpeculationOptions& o, Observer* observer, Trace* trace)
-      : engine_(engine), request_(request), o_(o), observer_(observer), trace_(trace), hidden_(size_t(engine.model().config.hidden)) {
-    if (!engine.has_mtp()) throw Error(ErrorKind::usage, "--draft", "the model has no MTP head", "a model with one, or no --draft", engine.model().config.family);
-    if (o.draft < 1 || o.draft > 64) throw Error(ErrorKind::usage, "--draft", "out of range", "1 to 64", std::to_string(o.draft));
-    if (!request.forced.empty()) throw Error(ErrorKind::usage, "--draft", "ids can't be forced where drafts are verified");
+      : engine_(engine),
+        request_(request),
+        o_(o),
+        observer_(observer),
+        trace_(trace),
+        hidden_(size_t(engine.model().config.hidden)) {
+    if (!engine.has_mtp())
+      throw Error(ErrorKind::usage, "--draft", "the model has no MTP head", "a model with one, or no --draft",
+                  engine.model().config.family);
+    if (o.draft < 1 || o.draft > 64)
+      throw Error(ErrorKind::usage, "--draft", "out of range", "1 to 64", std::to_string(o.draft));
+    if (!request.forced.empty())
+      throw Error(ErrorKind::usage, "--draft", "ids can't be forced where drafts are verified");
     check_requests(engine, {&request, 1}, {o.chunk, false, o.slot});
     out_.drafted.assign(size_t(o.draft), 0);
     out_.accepted = out_.drafted;
@@ -57,7 +68,9 @@ class Speculator {
   /// Takes row i of the last pass's logits.
   int32_t take(const float* logits, int64_t row) {
     const int32_t id = engine_.greedy(row);
-    if (id < 0) throw Error(ErrorKind::numeric, "logits", "hold a NaN", "", "", "assay dump names the first value that is not finite.");
+    if (id < 0)
+      throw Error(ErrorKind::numeric, "logits", "hold a NaN", "", "",
+                  "assay dump names the first value that is not finite.");
     if (o_.keep_logits) {
       const int64_t vocab = engine_.model().config.vocab;
       out_.logits.insert(out_.logits.end(), logits + row * vocab, logits + (row + 1) * vocab);
@@ -114,7 +127,7 @@ class Speculator {
     const int64_t rows = int64_t(kept.size());
     const std::vector<float> hidden(engine_.hidden().begin(), engine_.hidden().begin() + rows * int64_t(hidden_));
     engine_.truncate(o_.slot, start + rows);
-    engine_.truncate_mtp(o_.slot, start);   // rows of drafts had the head's own hidden states
+    engine_.truncate_mtp(o_.slot, start);  // rows of drafts had the head's own hidden states
     mtp_pass(engine_, Pass::mtp_decode, {o_.slot, start, rows, 0, out_.rounds - 1}, hidden, kept, observer_, trace_);
   }
 
@@ -129,8 +142,8 @@ class Speculator {
 
 }  // namespace
 
-Speculation speculate(Engine& engine, const Request& request, const SpeculationOptions& options, Observer* observer, Trace* trace,
-                      const std::function<void()>& prefilled) {
+Speculation speculate(Engine& engine, const Request& request, const SpeculationOptions& options, Observer* observer,
+                      Trace* trace, const std::function<void()>& prefilled) {
   return Speculator(engine, request, options, observer, trace).run(prefilled);
 }
 

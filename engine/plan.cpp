@@ -171,7 +171,8 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
       if (experts) gathered.x = std::max(gathered.x, pairs * w.columns);
       continue;
     }
-    if (o.isa != Isa::scalar && repacked.insert(&w).second) p.engine.panels += experts ? size_t(n.experts) * panel_bytes(expert_of(w, n.experts, 0)) : panel_bytes(w);
+    if (o.isa != Isa::scalar && repacked.insert(&w).second)
+      p.engine.panels += experts ? size_t(n.experts) * panel_bytes(expert_of(w, n.experts, 0)) : panel_bytes(w);
     if (experts) {
       gathered.codes = std::max(gathered.codes, size_t(pairs * w.columns) * size_t(code_bytes_for(o.isa, w.type, o.activations)));
       gathered.groups = std::max(gathered.groups, pairs * (w.columns / 32));

@@ -24,9 +24,10 @@ void give_addresses(Model& m) {
   give(m.weights.embed);
   for (size_t i = 0; i <= m.weights.layers.size(); i++) {
     LayerWeights& l = m.weights.layer(i);
-    for (Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gdn_qkv, &l.gdn_z, &l.gdn_b, &l.gdn_a, &l.gdn_out, &l.gate, &l.up, &l.down,
-                      &l.router, &l.expert_gate, &l.expert_up, &l.expert_down, &l.shared_gate, &l.shared_up, &l.shared_down,
-                      &l.shared_expert_gate})
+    for (Matrix* w : {&l.q,           &l.k,           &l.v,         &l.o,           &l.gdn_qkv,
+                      &l.gdn_z,       &l.gdn_b,       &l.gdn_a,     &l.gdn_out,     &l.gate,
+                      &l.up,          &l.down,        &l.router,    &l.expert_gate, &l.expert_up,
+                      &l.expert_down, &l.shared_gate, &l.shared_up, &l.shared_down, &l.shared_expert_gate})
       give(*w);
   }
   give(m.weights.mtp.fc);

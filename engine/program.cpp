@@ -17,15 +17,24 @@ std::string_view name_of(OpKind op) {
     case OpKind::attention: return "attention";
     case OpKind::silu_mul: return "silu_mul";
     case OpKind::add: return "add";
-    case OpKind::sigmoid_mul: return "sigmoid_mul";
-    case OpKind::sigmoid: return "sigmoid";
-    case OpKind::l2_norm: return "l2_norm";
-    case OpKind::gated_norm: return "gated_norm";
-    case OpKind::decay: return "decay";
-    case OpKind::conv: return "conv";
-    case OpKind::delta_rule: return "delta_rule";
-    case OpKind::columns: return "columns";
-    case OpKind::hidden: return "hidden";
+    case OpKind::sigmoid_mul:
+      return "sigmoid_mul";
+    case OpKind::sigmoid:
+      return "sigmoid";
+    case OpKind::l2_norm:
+      return "l2_norm";
+    case OpKind::gated_norm:
+      return "gated_norm";
+    case OpKind::decay:
+      return "decay";
+    case OpKind::conv:
+      return "conv";
+    case OpKind::delta_rule:
+      return "delta_rule";
+    case OpKind::columns:
+      return "columns";
+    case OpKind::hidden:
+      return "hidden";
     case OpKind::topk: return "topk";
     case OpKind::topk_weights: return "topk_weights";
     case OpKind::expert_linear: return "expert_linear";
@@ -35,7 +44,9 @@ std::string_view name_of(OpKind op) {
   return "?";
 }
 
-std::string layer_stem(int layer, bool mtp) { return layer < 0 ? "" : mtp ? "mtp.0/" : "layer." + std::to_string(layer) + "/"; }
+std::string layer_stem(int layer, bool mtp) {
+  return layer < 0 ? "" : mtp ? "mtp.0/" : "layer." + std::to_string(layer) + "/";
+}
 
 const Node* Program::find(int layer, std::string_view phase) const {
   for (const Node& n : nodes)
@@ -149,7 +160,8 @@ ValueId ProgramBuilder::sigmoid(const char* phase, ValueId x) {
   return output(node(OpKind::sigmoid, phase, {x}), program_.values[x].columns, program_.values[x].axes);
 }
 
-ValueId ProgramBuilder::columns(const char* phase, std::vector<ValueId> inputs, std::vector<ColumnRun> runs, const char* axes) {
+ValueId ProgramBuilder::columns(const char* phase, std::vector<ValueId> inputs, std::vector<ColumnRun> runs,
+                                const char* axes) {
   Node& n = node(OpKind::columns, phase, std::move(inputs));
   int64_t columns = 0;
   for (ColumnRun& r : runs) {
@@ -160,7 +172,9 @@ ValueId ProgramBuilder::columns(const char* phase, std::vector<ValueId> inputs, 
   return output(n, columns, axes);
 }
 
-ValueId ProgramBuilder::hidden(const char* phase) { return output(node(OpKind::hidden, phase, {}), config_.hidden, "hidden"); }
+ValueId ProgramBuilder::hidden(const char* phase) {
+  return output(node(OpKind::hidden, phase, {}), config_.hidden, "hidden");
+}
 
 ValueId ProgramBuilder::conv(const char* phase, ValueId qkv, const Vector& w) {
   Node& n = node(OpKind::conv, phase, {qkv});

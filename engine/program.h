@@ -40,7 +40,7 @@ struct Node {
   ValueId output = kNoValue;        // kNoValue: writes state only
   const Matrix* weight = nullptr;   // linear, embed, expert_linear
   const Vector* vector = nullptr;   // bias of linear (null: none), weight of rms_norm and head_norm
-  int64_t heads = 0, head_dim = 0;  // head_norm, l2_norm, gated_norm, rope, attention, kv_store (heads = kv heads), delta_rule (values)
+  int64_t heads = 0, head_dim = 0;  // norms per head, rope, attention, kv_store (heads = kv heads), delta_rule (values)
   int64_t k_heads = 0, k_dim = 0;   // delta_rule
   int64_t input_offset = 0;         // l2_norm: the first head's first column in the input
   int64_t input_stride = 0;         // head_norm: from head to head in the input; 0: head_dim

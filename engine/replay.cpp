@@ -17,10 +17,14 @@ struct LayerMatrix {
   Matrix LayerWeights::*member;
 };
 constexpr LayerMatrix kLayerMatrices[] = {
-    {"q_proj", "w.q", &LayerWeights::q},          {"k_proj", "w.k", &LayerWeights::k},
-    {"v_proj", "w.v", &LayerWeights::v},          {"o_proj", "w.o", &LayerWeights::o},
-    {"gate_proj", "w.gate", &LayerWeights::gate}, {"up_proj", "w.up", &LayerWeights::up},
-    {"down_proj", "w.down", &LayerWeights::down}, {"router_logits", "w.router", &LayerWeights::router},
+    {"q_proj", "w.q", &LayerWeights::q},
+    {"k_proj", "w.k", &LayerWeights::k},
+    {"v_proj", "w.v", &LayerWeights::v},
+    {"o_proj", "w.o", &LayerWeights::o},
+    {"gate_proj", "w.gate", &LayerWeights::gate},
+    {"up_proj", "w.up", &LayerWeights::up},
+    {"down_proj", "w.down", &LayerWeights::down},
+    {"router_logits", "w.router", &LayerWeights::router},
     {"expert_gate_proj", "w.expert_gate", &LayerWeights::expert_gate},
     {"expert_up_proj", "w.expert_up", &LayerWeights::expert_up},
     {"expert_down_proj", "w.expert_down", &LayerWeights::expert_down},
@@ -39,15 +43,19 @@ struct LayerVector {
   const char *phase, *name;
   Vector LayerWeights::*member;
 };
-constexpr LayerVector kLayerVectors[] = {
-    {"attn_norm", "w.attn_norm", &LayerWeights::attn_norm}, {"q_proj", "w.q_bias", &LayerWeights::q_bias},
-    {"k_proj", "w.k_bias", &LayerWeights::k_bias},          {"v_proj", "w.v_bias", &LayerWeights::v_bias},
-    {"q_norm", "w.q_norm", &LayerWeights::q_norm},          {"k_norm", "w.k_norm", &LayerWeights::k_norm},
-    {"o_proj", "w.o_bias", &LayerWeights::o_bias},          {"ffn_norm", "w.ffn_norm", &LayerWeights::ffn_norm},
-    {"attn_post_norm", "w.attn_post_norm", &LayerWeights::attn_post_norm},
-    {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm},
-    {"gdn_conv", "w.gdn_conv", &LayerWeights::gdn_conv},    {"gdn_decay", "w.gdn_decay", &LayerWeights::gdn_decay},
-    {"gdn_norm", "w.gdn_norm", &LayerWeights::gdn_norm}};
+constexpr LayerVector kLayerVectors[] = {{"attn_norm", "w.attn_norm", &LayerWeights::attn_norm},
+                                         {"q_proj", "w.q_bias", &LayerWeights::q_bias},
+                                         {"k_proj", "w.k_bias", &LayerWeights::k_bias},
+                                         {"v_proj", "w.v_bias", &LayerWeights::v_bias},
+                                         {"q_norm", "w.q_norm", &LayerWeights::q_norm},
+                                         {"k_norm", "w.k_norm", &LayerWeights::k_norm},
+                                         {"o_proj", "w.o_bias", &LayerWeights::o_bias},
+                                         {"ffn_norm", "w.ffn_norm", &LayerWeights::ffn_norm},
+                                         {"attn_post_norm", "w.attn_post_norm", &LayerWeights::attn_post_norm},
+                                         {"ffn_post_norm", "w.ffn_post_norm", &LayerWeights::ffn_post_norm},
+                                         {"gdn_conv", "w.gdn_conv", &LayerWeights::gdn_conv},
+                                         {"gdn_decay", "w.gdn_decay", &LayerWeights::gdn_decay},
+                                         {"gdn_norm", "w.gdn_norm", &LayerWeights::gdn_norm}};
 
 /// The member of `weights` that a family's node of this phase reads; null where it reads none.
 Matrix* matrix_of(Weights& w, const Node& n) {
@@ -160,8 +168,8 @@ NodeRun run_case(const NodeCase& c, const Rewrite& plant) {
   NodeRun out;
   out.value.assign(size_t(c.rows * c.columns), std::numeric_limits<float>::quiet_NaN());
   Node& planted = engine.plantable_program().nodes.at(0);
-  NodeContext ctx{planted,   engine.program(), model->config, batch,     c.rows, {},   out.value.data(),
-                  c.columns, batch.ids,        places,        positions, cache,  &rope, gdn,   spans};
+  NodeContext ctx{planted, engine.program(), model->config, batch, c.rows, {},   out.value.data(), c.columns, batch.ids,
+                  places,  positions,        cache,         &rope, gdn,    spans};
   for (const auto& x : c.inputs) ctx.inputs.push_back(x.data());
   CpuBackend& backend = engine.plantable_backend();
   backend.begin_pass();

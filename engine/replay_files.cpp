@@ -19,11 +19,12 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kReproVersion = 1;
 constexpr int64_t kReproMost = int64_t(1) << 40;  // of any count that a reproducer may state
 
-constexpr OpKind kReproOps[] = {OpKind::embed, OpKind::rms_norm,  OpKind::head_norm, OpKind::linear,
-                                OpKind::rope,  OpKind::attention, OpKind::silu_mul,  OpKind::add,
-                                OpKind::topk,  OpKind::topk_weights,   OpKind::expert_linear, OpKind::expert_sum,
-                                OpKind::gated_add, OpKind::sigmoid_mul, OpKind::sigmoid, OpKind::l2_norm, OpKind::gated_norm,
-                                OpKind::decay, OpKind::conv, OpKind::delta_rule, OpKind::columns};
+constexpr OpKind kReproOps[] = {OpKind::embed,      OpKind::rms_norm,     OpKind::head_norm,     OpKind::linear,
+                                OpKind::rope,       OpKind::attention,    OpKind::silu_mul,      OpKind::add,
+                                OpKind::topk,       OpKind::topk_weights, OpKind::expert_linear, OpKind::expert_sum,
+                                OpKind::gated_add,  OpKind::sigmoid_mul,  OpKind::sigmoid,       OpKind::l2_norm,
+                                OpKind::gated_norm, OpKind::decay,        OpKind::conv,          OpKind::delta_rule,
+                                OpKind::columns};
 constexpr WeightType kReproTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0,
                                       WeightType::q4_0, WeightType::q4_1, WeightType::q5_0, WeightType::q5_1,
                                       WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
@@ -162,9 +163,11 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
                {"kv_head", "position", "head_dim"});
   const Config& m = c.config;
   if (!c.conv_state.empty())
-    w.tensor("state/conv", DType::f32, {m.conv_width, m.gdn_channels()}, c.conv_state.data(), {"oldest first", "channel"});
+    w.tensor("state/conv", DType::f32, {m.conv_width, m.gdn_channels()}, c.conv_state.data(),
+             {"oldest first", "channel"});
   if (!c.recurrent_state.empty())
-    w.tensor("state/recurrent", DType::f32, {m.gdn_v_heads, m.gdn_k_dim, m.gdn_v_dim}, c.recurrent_state.data(), {"v_head", "d_k", "d_v"});
+    w.tensor("state/recurrent", DType::f32, {m.gdn_v_heads, m.gdn_k_dim, m.gdn_v_dim}, c.recurrent_state.data(),
+             {"v_head", "d_k", "d_v"});
   w.floats("expected", c.rows, r.expected, {"token", "column"});
   w.floats("got", c.rows, r.got, {"token", "column"});
   Json j = {{"version", kReproVersion},
@@ -195,11 +198,20 @@ void write_repro(const std::filesystem::path& dir, const ReproFile& r) {
                  {"kv_heads", c.config.kv_heads}, {"head_dim", c.config.head_dim}, {"rotary", c.config.rope.rotary},
                  {"theta", c.config.rope.theta}};
   if (m.is_gdn(c.node.layer))
-    j["gdn"] = {{"k_heads", m.gdn_k_heads}, {"v_heads", m.gdn_v_heads}, {"k_dim", m.gdn_k_dim}, {"v_dim", m.gdn_v_dim}, {"conv_width", m.conv_width}};
+    j["gdn"] = {{"k_heads", m.gdn_k_heads},
+                {"v_heads", m.gdn_v_heads},
+                {"k_dim", m.gdn_k_dim},
+                {"v_dim", m.gdn_v_dim},
+                {"conv_width", m.conv_width}};
   if (c.node.input_offset || c.node.input_stride || c.node.scaled)
     j["input"] = {{"offset", c.node.input_offset}, {"stride", c.node.input_stride}, {"scaled", int(c.node.scaled)}};
   for (const ColumnRun& run : c.node.runs)
-    j["columns"].push_back({{"input", run.input}, {"from", run.from}, {"stride", run.stride}, {"to", run.to}, {"count", run.count}, {"width", run.width}});
+    j["columns"].push_back({{"input", run.input},
+                            {"from", run.from},
+                            {"stride", run.stride},
+                            {"to", run.to},
+                            {"count", run.count},
+                            {"width", run.width}});
   w.finish(std::move(j));
 }
 
@@ -271,8 +283,9 @@ ReproFile read_repro(const std::filesystem::path& dir) {
   }
   if (j.contains("columns")) {
     for (const Json& run : j["columns"])
-      c.node.runs.push_back({int(integer(run, "input", 0, 1)), integer(run, "from", 0, kMostColumns), integer(run, "stride", 0, kMostColumns),
-                             integer(run, "to", 0, kMostColumns), integer(run, "count", 1, kMostColumns), integer(run, "width", 1, kMostColumns)});
+      c.node.runs.push_back({int(integer(run, "input", 0, 1)), integer(run, "from", 0, kMostColumns),
+                             integer(run, "stride", 0, kMostColumns), integer(run, "to", 0, kMostColumns),
+                             integer(run, "count", 1, kMostColumns), integer(run, "width", 1, kMostColumns)});
   }
 
   c.columns = in.last_axis("expected");
@@ -310,15 +323,18 @@ ReproFile read_repro(const std::filesystem::path& dir) {
       break;
     case OpKind::delta_rule: {
       const Config& g = c.config;
-      if (g.gdn_v_heads < 1 || g.gdn_v_heads % g.gdn_k_heads != 0 || g.gdn_v_columns() != c.columns || n.heads != g.gdn_v_heads || n.head_dim != g.gdn_v_dim)
+      if (g.gdn_v_heads < 1 || g.gdn_v_heads % g.gdn_k_heads != 0 || g.gdn_v_columns() != c.columns ||
+          n.heads != g.gdn_v_heads || n.head_dim != g.gdn_v_dim)
         refuse("the delta rule's heads do not fit its columns");
       widths = {g.gdn_k_columns(), g.gdn_k_columns(), c.columns, g.gdn_v_heads, g.gdn_v_heads};
       break;
     }
     case OpKind::columns:
-      for (int i = 0; in.has("inputs/" + std::to_string(i)); i++) widths.push_back(in.last_axis("inputs/" + std::to_string(i)));
+      for (int i = 0; in.has("inputs/" + std::to_string(i)); i++)
+        widths.push_back(in.last_axis("inputs/" + std::to_string(i)));
       for (const ColumnRun& run : n.runs)
-        if (size_t(run.input) >= widths.size() || run.from + (run.count - 1) * run.stride + run.width > widths[size_t(run.input)] ||
+        if (size_t(run.input) >= widths.size() ||
+            run.from + (run.count - 1) * run.stride + run.width > widths[size_t(run.input)] ||
             run.to + run.count * run.width > c.columns)
           refuse("columns lie outside their row");
       break;
@@ -357,7 +373,8 @@ ReproFile read_repro(const std::filesystem::path& dir) {
     c.storage = {bytes};
   }
   if (op == OpKind::gated_norm && by_head != c.columns) refuse("heads * head_dim is not the number of columns");
-  if (op == OpKind::conv && (c.config.conv_width < 1 || c.config.gdn_channels() != c.columns)) refuse("the convolution's channels are not its columns");
+  if (op == OpKind::conv && (c.config.conv_width < 1 || c.config.gdn_channels() != c.columns))
+    refuse("the convolution's channels are not its columns");
   const int64_t vector = op == OpKind::head_norm || op == OpKind::gated_norm ? c.node.head_dim
                          : op == OpKind::conv                                ? c.config.conv_width * c.columns
                          : op == OpKind::decay                               ? 2 * c.columns
@@ -368,8 +385,10 @@ ReproFile read_repro(const std::filesystem::path& dir) {
     std::memcpy(out.data(), raw.data(), raw.size());
   };
   if (op == OpKind::conv) floats("state/conv", {c.config.conv_width, c.columns}, c.conv_state);
-  if (op == OpKind::delta_rule) floats("state/recurrent", {c.config.gdn_v_heads, c.config.gdn_k_dim, c.config.gdn_v_dim}, c.recurrent_state);
-  if (op == OpKind::rms_norm || op == OpKind::head_norm || op == OpKind::gated_norm || op == OpKind::conv || op == OpKind::decay || (op == OpKind::linear && in.has("vector"))) {
+  if (op == OpKind::delta_rule)
+    floats("state/recurrent", {c.config.gdn_v_heads, c.config.gdn_k_dim, c.config.gdn_v_dim}, c.recurrent_state);
+  if (op == OpKind::rms_norm || op == OpKind::head_norm || op == OpKind::gated_norm || op == OpKind::conv ||
+      op == OpKind::decay || (op == OpKind::linear && in.has("vector"))) {
     const std::vector<std::byte> raw = in.bytes("vector", DType::f32, {vector});
     c.vector.resize(size_t(vector));
     std::memcpy(c.vector.data(), raw.data(), raw.size());

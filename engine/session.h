@@ -79,8 +79,8 @@ class Engine : private HostSide {
   int64_t length(int slot) const { return lengths_.at(slot); }
   int64_t mtp_length(int slot) const { return mtp_lengths_.at(slot); }   // rows of the MTP head's cache
   /// Forgets positions >= length (poisoned where asked), those of the MTP head's cache too. Where layers have a recurrent state
-  /// the slot goes back to 0, stays as it is, or goes back into its last verify pass, whose rows up to `length` are then all that
-  /// the state has seen, byte for byte; else Error{usage}.
+  /// the slot goes back to 0, stays as it is, or goes back into its last verify pass, whose rows up to `length` are then all
+  /// that the state has seen, byte for byte; else Error{usage}.
   void truncate(int slot, int64_t length);
   void truncate_mtp(int slot, int64_t length);        // the MTP head's cache alone
   void plant_length(int slot, int64_t length) { lengths_.at(slot) = length; }   // replays: what is before it counts as written
@@ -89,8 +89,8 @@ class Engine : private HostSide {
   /// Of state layer i, on the host, brought up to date where a device holds the newer copy.
   const KvLayer& kv(int layer) const;
   const GdnLayer& gdn(int layer) const { return gdn_.at(size_t(layer)); }
-  /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden], valid until
-  /// the next pass. Empty: the model has no head.
+  /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden], valid
+  /// until the next pass. Empty: the model has no head.
   std::span<const float> hidden() const { return hidden_; }
   bool has_mtp() const { return program_.hidden != kNoValue; }
   const RopeTable& rope() const { return *rope_; }
@@ -126,7 +126,7 @@ class Engine : private HostSide {
   std::vector<std::unique_ptr<std::byte[]>> cache_storage_;
   std::vector<std::vector<float>> gdn_storage_;
   struct Verified;                                    // engine_state.cpp
-  std::vector<std::unique_ptr<Verified>> verified_;   // [slot]: what its last pass, if that was a verify pass, can be taken back by
+  std::vector<std::unique_ptr<Verified>> verified_;   // [slot]: what a verify pass, its last one, is taken back by
   bool keeps_rejected_ = false;
   std::vector<float> hidden_;
   std::vector<int> last_use_;                         // per value: index of the last node that reads it
@@ -170,7 +170,7 @@ struct Generated {
   std::vector<int32_t> greedy;          // decode + 1 ids; fewer when stopped by a NaN
   std::vector<int32_t> fed;             // what each decode pass consumed: greedy or forced ids
   std::vector<float> last_logits;       // [vocab], of the last pass
-  std::vector<int32_t> mtp_drafts;      // what the head drafts behind the prompt's first greedy id: at most 3, fewer where the context ends
+  std::vector<int32_t> mtp_drafts;      // what the head drafts behind the prompt's first greedy id: at most 3
   std::vector<int32_t> mtp_ids;         // its greedy id behind each decode pass
   std::optional<NonFinite> non_finite;  // why it stopped, or what was seen where ids were forced
 };

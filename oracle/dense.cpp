@@ -134,12 +134,13 @@ Value mixture(Lines& line, const Config& c, const LayerWeights64& w, const Value
 }
 
 /// Attention, h already normed, up to the output projection.
-Value attention(Lines& line, const Config& c, const LayerWeights64& w, const Value& h, Matrix64& k_rows, Matrix64& v_rows) {
+Value attention(Lines& line, const Config& c, const LayerWeights64& w, const Value& h, Matrix64& k_rows,
+                Matrix64& v_rows) {
   Value q = line.linear("q_proj", h, w.q, w.q_bias);
   Value k = line.linear("k_proj", h, w.k, w.k_bias);
   const Value v = line.linear("v_proj", h, w.v, w.v_bias);
   Value gate;
-  if (c.gated_attention) {   // a query and its gate by head
+  if (c.gated_attention) {  // a query and its gate by head
     gate = line.made("attn_gate", part_of_groups(q.m, c.heads, c.head_dim, c.head_dim), {&q});
     q.m = part_of_groups(q.m, c.heads, 0, c.head_dim);
   }
@@ -158,8 +159,10 @@ Value attention(Lines& line, const Config& c, const LayerWeights64& w, const Val
 }
 
 /// A gated DeltaNet, h already normed, up to its output projection.
-Value delta_net(Lines& line, const Config& c, const LayerWeights64& w, const Value& h, Matrix64& taps, Matrix64& state) {
-  const int64_t dim = c.gdn_k_dim, key_heads = c.gdn_k_heads, keys = key_heads * dim, values = c.gdn_v_heads * c.gdn_v_dim;
+Value delta_net(Lines& line, const Config& c, const LayerWeights64& w, const Value& h, Matrix64& taps,
+                Matrix64& state) {
+  const int64_t dim = c.gdn_k_dim, key_heads = c.gdn_k_heads, keys = key_heads * dim,
+                values = c.gdn_v_heads * c.gdn_v_dim;
   Value qkv, z, b, a;
   if (w.gdn_qkvz.rows > 0) {
     const Value all = line.linear("gdn_qkvz", h, w.gdn_qkvz);
@@ -184,18 +187,21 @@ Value delta_net(Lines& line, const Config& c, const LayerWeights64& w, const Val
     b = line.linear("gdn_b", h, w.gdn_b);
     a = line.linear("gdn_a", h, w.gdn_a);
   }
-  if (taps.rows == 0) {   // before the sequence there is nothing
+  if (taps.rows == 0) {  // before the sequence there is nothing
     taps = Matrix64(c.conv_width, 2 * keys + values);
     state = Matrix64(c.gdn_v_heads * dim, c.gdn_v_dim);
   }
   const Value mixed = line.made("gdn_conv", conv(qkv.m, w.gdn_conv, taps), {&qkv}, "conv_state");
-  const Value q = line.made("gdn_q", l2_norm(columns(mixed.m, 0, keys), key_heads, 1 / std::sqrt(double(dim))), {&mixed});
+  const Value q =
+      line.made("gdn_q", l2_norm(columns(mixed.m, 0, keys), key_heads, 1 / std::sqrt(double(dim))), {&mixed});
   const Value k = line.made("gdn_k", l2_norm(columns(mixed.m, keys, keys), key_heads, 1), {&mixed});
   const Value v = line.made("gdn_v", columns(mixed.m, 2 * keys, values), {&mixed});
   const Value beta = line.made("gdn_beta", sigmoid(b.m), {&b});
   const Value kept = line.made("gdn_decay", decay(a.m, w.gdn_rate, w.gdn_dt), {&a});
-  const Value core = line.made("gdn_core", delta_rule(q.m, k.m, v.m, beta.m, kept.m, key_heads, state), {&q, &k, &v, &beta, &kept}, "recurrent_state");
-  const Value normed = line.made("gdn_norm", gated_norm(core.m, z.m, c.gdn_v_heads, w.gdn_norm, c.rms_eps), {&core, &z});
+  const Value core = line.made("gdn_core", delta_rule(q.m, k.m, v.m, beta.m, kept.m, key_heads, state),
+                               {&q, &k, &v, &beta, &kept}, "recurrent_state");
+  const Value normed =
+      line.made("gdn_norm", gated_norm(core.m, z.m, c.gdn_v_heads, w.gdn_norm, c.rms_eps), {&core, &z});
   return line.linear("gdn_out", normed, w.gdn_out);
 }
 
@@ -218,7 +224,8 @@ Value feed_forward(Lines& line, const Config& c, const LayerWeights64& w, const 
 }  // namespace
 
 std::string value_name(int layer, std::string_view phase, Pass pass) {
-  return layer < 0 ? std::string(phase) : fmt::format("{}.{}/{}", pass >= Pass::mtp_prefill ? "mtp" : "layer", layer, phase);
+  return layer < 0 ? std::string(phase)
+                   : fmt::format("{}.{}/{}", pass >= Pass::mtp_prefill ? "mtp" : "layer", layer, phase);
 }
 
 bool is_ids(std::string_view phase) {
@@ -256,8 +263,10 @@ std::vector<std::string> phases_of(const Config& c) {
   more({"o_proj"});
   if (c.family == "qwen3_next") more({"gdn_qkvz", "gdn_ba"});
   if (!c.gdn_layers.empty())
-    more({"gdn_qkv", "gdn_z", "gdn_b", "gdn_a", "gdn_conv", "gdn_q", "gdn_k", "gdn_v", "gdn_beta", "gdn_decay", "gdn_core", "gdn_norm", "gdn_out"});
-  if (c.mtp_layers > 0) more({"mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_concat", "mtp_fc", "mtp_norm"});
+    more({"gdn_qkv", "gdn_z", "gdn_b", "gdn_a", "gdn_conv", "gdn_q", "gdn_k", "gdn_v", "gdn_beta", "gdn_decay",
+          "gdn_core", "gdn_norm", "gdn_out"});
+  if (c.mtp_layers > 0)
+    more({"mtp_embed", "mtp_hidden", "mtp_embed_norm", "mtp_hidden_norm", "mtp_concat", "mtp_fc", "mtp_norm"});
   more({c.post_norm ? "attn_post_norm" : "attn_residual", c.post_norm ? "attn_residual" : "ffn_norm"});
   bool dense = false;
   for (int64_t l = 0; l < c.layers; l++) dense = dense || !c.has_experts(l);
@@ -274,7 +283,8 @@ std::vector<std::string> phases_of(const Config& c) {
   return out;
 }
 
-Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads, Matrix64* hidden) {
+Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads,
+                 Matrix64* hidden) {
   const Config& c = weights.config();
   for (auto* per_layer : {&cache.k, &cache.v, &cache.conv, &cache.recurrent}) per_layer->resize(size_t(c.layers));
   if (cache.length() != pass.position)
@@ -300,7 +310,8 @@ Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache
   return line.linear("logits", line.rows(h, pass.logit_rows), weights.lm_head()).m;
 }
 
-Matrix64 forward_mtp(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads, Matrix64* hidden) {
+Matrix64 forward_mtp(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads,
+                     Matrix64* hidden) {
   const Config& c = weights.config();
   const MtpWeights64 w = weights.mtp();
   Lines line(pass, tap, threads);

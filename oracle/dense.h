@@ -1,8 +1,7 @@
-// The forward pass of the decoders (llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, the text decoder of
-// qwen3_vl, and the MTP head of the hybrids) in float64, line by
-// line as the published descriptions have it. No program, no nodes: the order of statements is the order of computation.
-// Sources: transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py,
-// modeling_qwen3_vl.py.
+// The forward pass of the decoders (llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, the text
+// decoder of qwen3_vl, and the MTP head of the hybrids) in float64, line by line as the published descriptions have it.
+// No program, no nodes: the order of statements is the order of computation. Sources: transformers modeling_llama.py,
+// modeling_olmo2.py, modeling_qwen2.py, modeling_qwen3.py, modeling_qwen3_vl.py.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -25,9 +24,9 @@ struct Value {
 
 /// What one sequence has left behind, per layer. Row p of k and v is position p; layers of a gated DeltaNet have none.
 struct Cache64 {
-  std::vector<Matrix64> k, v;              // [positions, kv_heads*head_dim]
-  std::vector<Matrix64> conv, recurrent;   // [width, channels], oldest input first; [v_heads*d_k, d_v]
-  Matrix64 mtp_k, mtp_v;                   // the MTP head's
+  std::vector<Matrix64> k, v;             // [positions, kv_heads*head_dim]
+  std::vector<Matrix64> conv, recurrent;  // [width, channels], oldest input first; [v_heads*d_k, d_v]
+  Matrix64 mtp_k, mtp_v;                  // the MTP head's
   int64_t positions = 0;
   int64_t length() const { return positions; }
 };
@@ -68,9 +67,11 @@ std::vector<std::string> phases_of(const Config& config);
 /// pass.logit_rows, [n, vocab]. `threads` 0: all cores. Throws Error{usage} for ids outside the vocabulary,
 /// Error{internal} where pass.position is not the cache's length.
 /// `hidden`: gets the final norm's rows, which an MTP head reads.
-Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0, Matrix64* hidden = nullptr);
-/// A pass of the MTP head: row i joins pass.hidden's row i with the token that comes behind it, pass.ids[i]. `hidden`: gets the head's
-/// own norm's rows, from which it drafts on.
-Matrix64 forward_mtp(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0, Matrix64* hidden = nullptr);
+Matrix64 forward(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0,
+                 Matrix64* hidden = nullptr);
+/// A pass of the MTP head: row i joins pass.hidden's row i with the token that comes behind it, pass.ids[i]. `hidden`:
+/// gets the head's own norm's rows, from which it drafts on.
+Matrix64 forward_mtp(const Weights64& weights, const PassInput& pass, Cache64& cache, Tap& tap, int threads = 0,
+                     Matrix64* hidden = nullptr);
 
 }  // namespace assay::oracle

@@ -22,7 +22,8 @@ class Recorder final : public Tap {
     order_ = phase == "embed" || phase == "mtp_embed" ? 0 : order_ + 1;
     const bool is_logits = phase == "logits";
     // Rows of a prefill whose logits were not asked for are in no tensor named "logits".
-    if (o_.capture.wants(layer, phase) && !(is_logits && (v.m.rows < int64_t(pass.ids.size()) || pass.pass == Pass::mtp_prefill))) {
+    if (o_.capture.wants(layer, phase) &&
+        !(is_logits && (v.m.rows < int64_t(pass.ids.size()) || pass.pass == Pass::mtp_prefill))) {
       TensorDecl d = declare(pass, layer, phase, v);
       d.shape = {v.m.rows, v.m.columns};
       if (is_ids(phase)) {
@@ -33,7 +34,8 @@ class Recorder final : public Tap {
         writer_.write(d, v.m.v.data());
       }
     }
-    if (is_logits && (pass.pass == Pass::prefill || pass.pass == Pass::mtp_prefill) && o_.capture.wants(-1, "logits_last")) {
+    if (is_logits && (pass.pass == Pass::prefill || pass.pass == Pass::mtp_prefill) &&
+        o_.capture.wants(-1, "logits_last")) {
       TensorDecl d = declare(pass, layer, "logits_last", v);
       d.shape = {1, v.m.columns};
       d.order = order_ + 1;
@@ -61,8 +63,8 @@ class Recorder final : public Tap {
 
 void write_state(DumpWriter& writer, const DumpOptions& o, const Config& c, int32_t prompt, const char* when,
                  const Cache64& cache) {
-  const auto write = [&](int64_t l, const std::string& layer, const char* what, std::vector<int64_t> shape, std::vector<std::string> axes,
-                         std::vector<std::string> from, const double* data) {
+  const auto write = [&](int64_t l, const std::string& layer, const char* what, std::vector<int64_t> shape,
+                         std::vector<std::string> axes, std::vector<std::string> from, const double* data) {
     TensorDecl d;
     d.name = state_name(prompt, when, layer, what);
     d.dtype = DType::f64;
@@ -94,7 +96,8 @@ void write_state(DumpWriter& writer, const DumpOptions& o, const Config& c, int3
       Matrix64 by_channel(taps.columns, taps.rows);
       for (int64_t t = 0; t < taps.rows; t++)
         for (int64_t i = 0; i < taps.columns; i++) by_channel.at(i, t) = taps.at(t, i);
-      write(l, layer, "conv_state", {taps.columns, taps.rows}, {"channel", "oldest first"}, {layer + "/gdn_qkv"}, by_channel.v.data());
+      write(l, layer, "conv_state", {taps.columns, taps.rows}, {"channel", "oldest first"}, {layer + "/gdn_qkv"},
+            by_channel.v.data());
     }
     if (o.capture.wants(int(l), "recurrent_state"))
       write(l, layer, "recurrent_state", {c.gdn_v_heads, c.gdn_k_dim, c.gdn_v_dim}, {"v_head", "d_k", "d_v"},
@@ -197,7 +200,9 @@ Generated64 generate(const Weights64& weights, int32_t prompt, const Request& re
   for (int64_t r = all_logits ? 0 : int64_t(pass.ids.size()) - 1; r < int64_t(pass.ids.size()); r++)
     pass.logit_rows.push_back(r);
   const bool mtp = weights.config().mtp_layers > 0;
-  const auto last = [](const Matrix64& logits) { return argmax({logits.row(logits.rows - 1), size_t(logits.columns)}); };
+  const auto last = [](const Matrix64& logits) {
+    return argmax({logits.row(logits.rows - 1), size_t(logits.columns)});
+  };
   for (int64_t step = 0;; step++) {
     Matrix64 hidden;
     const Matrix64 logits = forward(weights, pass, cache, tap, threads, &hidden);
@@ -215,7 +220,7 @@ Generated64 generate(const Weights64& weights, int32_t prompt, const Request& re
       head.logit_rows = {int64_t(head.ids.size()) - 1};
       Matrix64 own;
       int64_t draft = last(forward_mtp(weights, head, cache, tap, threads, &own));
-      if (step == 0) {   // drafts go on from the head's own state, on a copy of its cache
+      if (step == 0) {  // drafts go on from the head's own state, on a copy of its cache
         Cache64 copy = cache;
         const int64_t context = weights.config().context;
         for (int64_t n = 1; n <= 2 && draft >= 0; n++) {

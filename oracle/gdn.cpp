@@ -84,8 +84,8 @@ Matrix64 conv(const Matrix64& x, const Matrix64& w, Matrix64& taps) {
   return y;
 }
 
-Matrix64 delta_rule(const Matrix64& q, const Matrix64& k, const Matrix64& v, const Matrix64& beta, const Matrix64& decay,
-                    int64_t k_heads, Matrix64& state) {
+Matrix64 delta_rule(const Matrix64& q, const Matrix64& k, const Matrix64& v, const Matrix64& beta,
+                    const Matrix64& decay, int64_t k_heads, Matrix64& state) {
   const int64_t v_heads = beta.columns, d_k = q.columns / k_heads, d_v = v.columns / v_heads;
   Matrix64 y(v.rows, v.columns);
   for (int64_t r = 0; r < v.rows; r++)

@@ -34,8 +34,8 @@ struct Weights64::Source {
     /// The stored row that holds row r of the head order that the families are written in; empty: r itself.
     std::function<int64_t(int64_t)> stored_row;
   };
-  /// layer -1: a tensor outside layers; config.layers: the MTP head's layer or, by the roles mtp_*, what the head has beside it.
-  /// kind "": the role names the tensor as a whole. data is null where the file has none of that name.
+  /// layer -1: a tensor outside layers; config.layers: the MTP head's layer or, by the roles mtp_*, what the head has
+  /// beside it. kind "": the role names the tensor as a whole. data is null where the file has none of that name.
   virtual Stored find(int64_t layer, const char* TensorNames::*role, const char* kind) const = 0;
 
   WeightRows matrix(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const {
@@ -64,11 +64,13 @@ struct Weights64::Source {
   }
 
   /// Rows of which those from `before` on belong to value heads, `of_head` each.
-  WeightRows by_v_head(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t before, int64_t of_head) const {
+  WeightRows by_v_head(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t before,
+                       int64_t of_head) const {
     const WeightRows stored = matrix(layer, role, rows, config.hidden);
     return {rows, config.hidden, [stored, before, of_head, this](int64_t first, int64_t n, double* out) {
               for (int64_t r = first; r < first + n; r++, out += stored.columns) {
-                const int64_t from = r < before ? r : before + v_place((r - before) / of_head) * of_head + (r - before) % of_head;
+                const int64_t from =
+                    r < before ? r : before + v_place((r - before) / of_head) * of_head + (r - before) % of_head;
                 stored.read(from, 1, out);
               }
             }};
@@ -77,7 +79,8 @@ struct Weights64::Source {
   virtual void delta_net(int64_t layer, LayerWeights64& l) const {
     using N = TensorNames;
     const Config& c = config;
-    const int64_t keys = c.gdn_k_heads * c.gdn_k_dim, values = c.gdn_v_heads * c.gdn_v_dim, channels = 2 * keys + values;
+    const int64_t keys = c.gdn_k_heads * c.gdn_k_dim, values = c.gdn_v_heads * c.gdn_v_dim,
+                  channels = 2 * keys + values;
     if (c.family == "qwen3_next") {
       l.gdn_ba = matrix(layer, &N::gdn_ba, 2 * c.gdn_v_heads, c.hidden);
       l.gdn_qkvz = grouped(layer, keys, values);
@@ -90,10 +93,12 @@ struct Weights64::Source {
     const std::vector<double> taps = vector(layer, &N::gdn_conv, channels * c.conv_width);
     l.gdn_conv = Matrix64(channels, c.conv_width);
     for (int64_t r = 0; r < channels; r++) {
-      const int64_t v = r - 2 * keys, from = v < 0 ? r : 2 * keys + v_place(v / c.gdn_v_dim) * c.gdn_v_dim + v % c.gdn_v_dim;
+      const int64_t v = r - 2 * keys,
+                    from = v < 0 ? r : 2 * keys + v_place(v / c.gdn_v_dim) * c.gdn_v_dim + v % c.gdn_v_dim;
       for (int64_t t = 0; t < c.conv_width; t++) l.gdn_conv.at(r, t) = taps[size_t(from * c.conv_width + t)];
     }
-    const std::vector<double> a = vector(layer, &N::gdn_a_log, c.gdn_v_heads, ""), dt = vector(layer, &N::gdn_dt, c.gdn_v_heads, "");
+    const std::vector<double> a = vector(layer, &N::gdn_a_log, c.gdn_v_heads, ""),
+                              dt = vector(layer, &N::gdn_dt, c.gdn_v_heads, "");
     for (int64_t h = 0; h < c.gdn_v_heads; h++) {
       const double x = a[size_t(v_place(h))];
       l.gdn_rate.push_back(as_published() ? -std::exp(x) : x);
@@ -116,7 +121,8 @@ struct Weights64::Source {
     using N = TensorNames;
     const Config& c = config;
     if (find(layer, &N::gdn_qkvz, "weight").data) return matrix(layer, &N::gdn_qkvz, 2 * keys + 2 * values, c.hidden);
-    const WeightRows qkv = matrix(layer, &N::gdn_qkv, 2 * keys + values, c.hidden), z = matrix(layer, &N::gdn_z, values, c.hidden);
+    const WeightRows qkv = matrix(layer, &N::gdn_qkv, 2 * keys + values, c.hidden),
+                     z = matrix(layer, &N::gdn_z, values, c.hidden);
     const int64_t d = c.gdn_k_dim, group = values / c.gdn_k_heads, part = 2 * d + 2 * group;
     return {2 * keys + 2 * values, c.hidden, [=](int64_t first, int64_t n, double* out) {
               for (int64_t r = first; r < first + n; r++, out += qkv.columns) {
@@ -157,11 +163,14 @@ struct Weights64::Source {
 
 namespace {
 
-std::string tensor_name(const Config& c, const TensorNames& names, int64_t layer, const char* TensorNames::*role, const char* kind) {
+std::string tensor_name(const Config& c, const TensorNames& names, int64_t layer, const char* TensorNames::*role,
+                        const char* kind) {
   using N = TensorNames;
   if (layer < 0) return names.*role;
   const std::string suffix = *kind ? std::string(".") + kind : "";
-  const bool published = names.layer == kHfNames.layer, beside = role == &N::mtp_fc || role == &N::mtp_norm || role == &N::mtp_embed_norm || role == &N::mtp_hidden_norm;
+  const bool published = names.layer == kHfNames.layer, beside = role == &N::mtp_fc || role == &N::mtp_norm ||
+                                                                 role == &N::mtp_embed_norm ||
+                                                                 role == &N::mtp_hidden_norm;
   if (layer == c.layers && published) return (beside ? "" : "mtp.layers.0.") + std::string(names.*role) + suffix;
   // llama.cpp's hybrids call the FFN's norm as olmo2 calls another one.
   if (!published && c.gated_attention && role == &N::ffn_norm) role = &N::attn_post_norm;
@@ -199,7 +208,8 @@ struct HfSource final : Weights64::Source {
   }
 
   WeightRows experts(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const override {
-    const std::string stem = layer == config.layers ? "mtp.layers.0.mlp.experts." : fmt::format("{}{}.mlp.experts.", kHfNames.layer, layer);
+    const std::string stem =
+        layer == config.layers ? "mtp.layers.0.mlp.experts." : fmt::format("{}{}.mlp.experts.", kHfNames.layer, layer);
     const bool gate = role == &TensorNames::expert_gate, down = role == &TensorNames::expert_down;
     std::vector<Stored> each;
     int64_t stride = rows, offset = 0;  // of an expert's rows in its tensor

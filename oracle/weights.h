@@ -23,12 +23,12 @@ struct LayerWeights64 {
   // A layer of experts (rows of router 0: a dense one): all experts behind each other, as engine/model.h has them.
   WeightRows router, expert_gate, expert_up, expert_down;
   // A gated DeltaNet (rows of gdn_out not 0) instead of attention, value heads grouped by their key head.
-  WeightRows gdn_qkv, gdn_z, gdn_b, gdn_a;     // rows 0 in qwen3_next, which has these instead:
-  WeightRows gdn_qkvz, gdn_ba;                 // [key head][q, k, v, z], [key head][b, a]
+  WeightRows gdn_qkv, gdn_z, gdn_b, gdn_a;  // rows 0 in qwen3_next, which has these instead:
+  WeightRows gdn_qkvz, gdn_ba;              // [key head][q, k, v, z], [key head][b, a]
   WeightRows gdn_out;
-  Matrix64 gdn_conv;                           // [channels, width], the oldest input's tap first
-  std::vector<double> gdn_rate, gdn_dt;        // [value heads]: -exp(A_log), dt_bias
-  std::vector<double> gdn_norm;                // [value dim]
+  Matrix64 gdn_conv;                     // [channels, width], the oldest input's tap first
+  std::vector<double> gdn_rate, gdn_dt;  // [value heads]: -exp(A_log), dt_bias
+  std::vector<double> gdn_norm;          // [value dim]
   WeightRows shared_gate, shared_up, shared_down, shared_expert_gate;  // rows 0: no shared expert
 };
 
@@ -57,7 +57,7 @@ class Weights64 {
   WeightRows lm_head() const;              // [vocab, hidden]; the embedding where tied
   std::vector<double> final_norm() const;  // [hidden]
   LayerWeights64 layer(int64_t index) const;
-  MtpWeights64 mtp() const;                // of a config with mtp_layers
+  MtpWeights64 mtp() const;  // of a config with mtp_layers
 
   struct Source;  // weights.cpp
 

@@ -38,7 +38,8 @@ struct Selection {
     c.add_option("--kind", kind, "value, counter, artifact or quality");
     c.add_option("--level", level, "byte_exact, max_rel or greedy_prefix");
     c.add_option("--scope", scope, "kernel or integration");
-    c.add_option("--family", family, "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl");
+    c.add_option("--family", family,
+                 "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl");
     c.add_option("--device", device, "cpu, simt (the CUDA sources, emulated) or cuda; cuda's checks run only where they are asked for");
     c.add_flag("--all", slow, "slow checks too");
   }

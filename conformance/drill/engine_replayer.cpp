@@ -434,9 +434,10 @@ std::optional<NodeCase> EngineReplayer::make_case(const At& at, Side side, int64
     const auto inputs = history(clean_.values[size_t(n.inputs[0])].phase, channels);
     if (!inputs) return std::nullopt;
     for (int64_t t = std::max<int64_t>(0, width - c.first_position); t < width; t++)
-      std::copy_n(inputs->begin() + (c.first_position - width + t) * channels, channels, c.conv_state.begin() + t * channels);
+      std::copy_n(inputs->begin() + (c.first_position - width + t) * channels, channels,
+                  c.conv_state.begin() + t * channels);
   }
-  if (n.op == OpKind::delta_rule) {   // by the scalar kernel on the rows before
+  if (n.op == OpKind::delta_rule) {  // by the scalar kernel on the rows before
     c.recurrent_state.assign(size_t(n.heads * n.k_dim * n.head_dim), 0.0f);
     std::vector<std::vector<float>> in;
     for (ValueId id : n.inputs) {
@@ -446,8 +447,18 @@ std::optional<NodeCase> EngineReplayer::make_case(const At& at, Side side, int64
     }
     std::vector<float> nobody_reads(size_t(c.first_position * c.columns));
     const RowSpan span{0, 0, c.first_position};
-    const DeltaRuleArgs a{in[0].data(), in[1].data(), in[2].data(), in[3].data(), in[4].data(), nobody_reads.data(), c.recurrent_state.data(), &span,
-                          n.k_heads,    n.heads,      n.k_dim,      n.head_dim};
+    const DeltaRuleArgs a{in[0].data(),
+                          in[1].data(),
+                          in[2].data(),
+                          in[3].data(),
+                          in[4].data(),
+                          nobody_reads.data(),
+                          c.recurrent_state.data(),
+                          &span,
+                          n.k_heads,
+                          n.heads,
+                          n.k_dim,
+                          n.head_dim};
     kernels(Isa::scalar).delta_rule(a, 0, n.heads * delta_blocks(n.head_dim));
   }
   return c;

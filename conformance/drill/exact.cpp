@@ -70,7 +70,9 @@ std::vector<double> exact_value(const NodeCase& c) {
     case OpKind::sigmoid:
       return oracle::sigmoid(x[0]).v;
     case OpKind::l2_norm:
-      return oracle::l2_norm(oracle::columns(x[0], n.input_offset, c.columns), n.heads, n.scaled ? 1 / std::sqrt(double(n.head_dim)) : 1).v;
+      return oracle::l2_norm(oracle::columns(x[0], n.input_offset, c.columns), n.heads,
+                             n.scaled ? 1 / std::sqrt(double(n.head_dim)) : 1)
+          .v;
     case OpKind::gated_norm:
       return oracle::gated_norm(x[0], x[1], n.heads, vector, eps).v;
     case OpKind::decay: {

@@ -24,7 +24,8 @@ CheckOutcome kernels_that_ran(const CheckContext& c, const OfficialCase& oc) {
       Trace trace;
       generate(*engine, spec.requests, spec.generate, nullptr, &trace);
       const auto& nodes = engine->program().nodes;
-      const auto of_pass = size_t(std::count_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.runs_in(Pass::decode); }));
+      const auto of_pass =
+          size_t(std::count_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.runs_in(Pass::decode); }));
       if (trace.passes != 4 || trace.entries.size() != 4 * of_pass)
         out.fail(fmt::format("isa {}: {} nodes in {} passes, wanted {} in 4", name_of(isa), trace.entries.size(),
                              trace.passes, 4 * of_pass));

@@ -1,5 +1,6 @@
-// One set of bits, however rows came: prefill, decode, verify passes whose last rows are taken back, a copied slot, and drafts of an
-// MTP head that are verified. States and logits of all of them are those of plain greedy decoding, byte for byte.
+// One set of bits, however rows came: prefill, decode, verify passes whose last rows are taken back, a copied slot, and
+// drafts of an MTP head that are verified. States and logits of all of them are those of plain greedy decoding, byte
+// for byte.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,7 +53,7 @@ CheckOutcome verify(const CheckContext& c, const OfficialCase& oc) {
     if (scalar) spec.engine.isa = Isa::scalar;
     spec.engine.slots = 3;
     spec.engine.context = 0;
-    for (Request& r : spec.requests) r.decode = kSteps + 8;   // rows that are taken back need room
+    for (Request& r : spec.requests) r.decode = kSteps + 8;  // rows that are taken back need room
     const auto engine = make_engine(model, spec);
     Engine& e = *engine;
     const int64_t vocab = model->config.vocab;
@@ -63,26 +64,30 @@ CheckOutcome verify(const CheckContext& c, const OfficialCase& oc) {
       const Plain plain = decode(e, 0, prompt, kSteps);
       const auto same_state = [&](int slot, const std::string& what) {
         out.compared++;
-        if (e.state_hash(slot) != plain.states[size_t(e.length(slot) - length)]) out.fail(where + what + ": another state than decoding leaves");
+        if (e.state_hash(slot) != plain.states[size_t(e.length(slot) - length)])
+          out.fail(where + what + ": another state than decoding leaves");
       };
       pass(e, Pass::prefill, 1, prompt);
       same_state(1, "prefill in another slot");
       for (int64_t round = 0; e.length(1) < length + kSteps; round++) {
         const int64_t at = e.length(1), left = length + kSteps - at;
-        const int64_t rows = std::array<int64_t, 4>{2, 3, 5, 8}[size_t(round % 4)], kept = std::min(left, 1 + round % rows);
+        const int64_t rows = std::array<int64_t, 4>{2, 3, 5, 8}[size_t(round % 4)],
+                      kept = std::min(left, 1 + round % rows);
         std::vector<int32_t> ids(plain.ids.begin() + at, plain.ids.begin() + at + kept);
-        for (int64_t r = kept; r < rows; r++) ids.push_back(int32_t((uint64_t(round * 31 + r) * 2654435761u) % uint64_t(vocab)));
+        for (int64_t r = kept; r < rows; r++)
+          ids.push_back(int32_t((uint64_t(round * 31 + r) * 2654435761u) % uint64_t(vocab)));
         const float* logits = pass(e, Pass::verify, 1, ids);
         const std::string what = fmt::format("{} of {} rows kept at {}", kept, rows, at);
         for (int64_t r = 0; r < kept; r++) {
           out.compared++;
-          if (std::memcmp(logits + r * vocab, plain.logits[size_t(at + r + 1 - length)].data(), size_t(vocab) * sizeof(float)) != 0)
+          if (std::memcmp(logits + r * vocab, plain.logits[size_t(at + r + 1 - length)].data(),
+                          size_t(vocab) * sizeof(float)) != 0)
             out.fail(fmt::format("{}{}: row {} has other logits", where, what, r));
         }
         e.truncate(1, at + kept);
         same_state(1, what);
       }
-      for (int64_t rows : {int64_t(1), int64_t(2), kSteps}) {   // a prefill of what was decoded
+      for (int64_t rows : {int64_t(1), int64_t(2), kSteps}) {  // a prefill of what was decoded
         e.truncate(2, 0);
         pass(e, Pass::prefill, 2, std::span(plain.ids).first(size_t(length + rows)));
         same_state(2, fmt::format("prefill of {} ids", length + rows));
@@ -93,7 +98,8 @@ CheckOutcome verify(const CheckContext& c, const OfficialCase& oc) {
       const std::vector<float> copied(logits, logits + vocab);
       logits = pass(e, Pass::decode, 0, std::span(plain.ids).last(1));
       out.compared++;
-      if (std::memcmp(logits, copied.data(), size_t(vocab) * sizeof(float)) != 0) out.fail(where + "a copied slot goes on otherwise");
+      if (std::memcmp(logits, copied.data(), size_t(vocab) * sizeof(float)) != 0)
+        out.fail(where + "a copied slot goes on otherwise");
       for (int slot : {0, 1, 2}) e.truncate(slot, 0);
     }
   }
@@ -134,7 +140,8 @@ CheckOutcome speculation(const CheckContext& c, const OfficialCase& oc) {
       if (speculated != state) out.fail(where + "another state than plain decoding leaves");
       for (size_t k = 0; k < s.ids.size() && k < plain.logits.size(); k++) {
         out.compared++;
-        if (std::memcmp(&s.logits[k * size_t(vocab)], plain.logits[k].data(), size_t(vocab) * sizeof(float)) == 0) continue;
+        if (std::memcmp(&s.logits[k * size_t(vocab)], plain.logits[k].data(), size_t(vocab) * sizeof(float)) == 0)
+          continue;
         out.fail(fmt::format("{}id {} was chosen from other logits", where, k));
         break;
       }
@@ -155,10 +162,11 @@ CheckOutcome long_decode(const CheckContext& c, const OfficialCase& oc) {
   o.kv = KvType::f32;
   o.slots = 2;
   o.poison = true;
-  o.context = kTokens + 64;   // beyond what the model was trained for: it is the state that is looked at
+  o.context = kTokens + 64;  // beyond what the model was trained for: it is the state that is looked at
   Engine e(shared_model(case_dir(c, oc) / "model"), o);
   const std::vector<int32_t> prompt = official_requests(case_dir(c, oc), false).back().ids;
-  const std::vector<int32_t> start(prompt.begin(), prompt.begin() + std::min<std::ptrdiff_t>(32, std::ptrdiff_t(prompt.size())));
+  const std::vector<int32_t> start(prompt.begin(),
+                                   prompt.begin() + std::min<std::ptrdiff_t>(32, std::ptrdiff_t(prompt.size())));
   const Plain plain = decode(e, 0, start, kTokens);
   pass(e, Pass::prefill, 1, std::span(plain.ids).first(plain.ids.size() - 1));
   out.compared += 2;
@@ -186,7 +194,8 @@ void add_verify_checks(std::vector<Check>& out) {
     k.cost = oc.trained ? Cost::slow : Cost::fast;
     k.baseline = "plain greedy decoding, row by row";
     k.id = fmt::format("equivalence/{}/verify", oc.name);
-    k.target = "verify passes whose last rows are taken back, prefill of the same ids, a copied slot: states and logits";
+    k.target =
+        "verify passes whose last rows are taken back, prefill of the same ids, a copied slot: states and logits";
     k.expected = 250;
     k.run = [&oc](const CheckContext& c) { return verify(c, oc); };
     out.push_back(k);

@@ -6,14 +6,13 @@ namespace assay {
 
 const std::vector<OfficialCase>& official_cases() {
   static const std::vector<OfficialCase> all = {
-      {"llama-base", "llama", 275, 4, false},    {"llama-rope3", "llama", 275, 4, false},
-      {"olmo2-base", "olmo2", 299, 4, false},    {"qwen2-bias", "qwen2", 275, 4, false},
-      {"qwen3-k256", "qwen3", 299, 4, false},
-      {"qwen3-odd", "qwen3", 373, 4, false},     {"qwen3_moe-nonorm", "qwen3_moe", 311, 4, false},
-      {"qwen3_moe-norm", "qwen3_moe", 311, 4, false}, {"qwen3_vl-text", "qwen3_vl", 373, 4, false},
-      {"trained-deep", "qwen3", 728, 6, true},   {"trained-engine", "qwen3", 519, 6, true},
-      {"trained-moe", "qwen3_moe", 647, 6, true},
-      {"qwen3_5-k256", "qwen3_5", 425, 4, false}, {"qwen3_5-mtp", "qwen3_5", 661, 4, false},
+      {"llama-base", "llama", 275, 4, false},           {"llama-rope3", "llama", 275, 4, false},
+      {"olmo2-base", "olmo2", 299, 4, false},           {"qwen2-bias", "qwen2", 275, 4, false},
+      {"qwen3-k256", "qwen3", 299, 4, false},           {"qwen3-odd", "qwen3", 373, 4, false},
+      {"qwen3_moe-nonorm", "qwen3_moe", 311, 4, false}, {"qwen3_moe-norm", "qwen3_moe", 311, 4, false},
+      {"qwen3_vl-text", "qwen3_vl", 373, 4, false},     {"trained-deep", "qwen3", 728, 6, true},
+      {"trained-engine", "qwen3", 519, 6, true},        {"trained-moe", "qwen3_moe", 647, 6, true},
+      {"qwen3_5-k256", "qwen3_5", 425, 4, false},       {"qwen3_5-mtp", "qwen3_5", 661, 4, false},
       {"qwen3_5-odd", "qwen3_5", 609, 4, false, false}, {"qwen3_5_moe-base", "qwen3_5_moe", 473, 4, false},
       {"qwen3_next-base", "qwen3_next", 489, 4, false}, {"trained-hybrid", "qwen3_5", 1022, 6, true},
   };

@@ -28,8 +28,8 @@ double attention(int64_t n, int64_t head_dim, double dot, double score, double s
 /// which is smaller than 2^-121 there, becomes -0.
 double silu_mul(double gate, double up, double want);
 
-/// a * sigmoid(gate) = want: exp, sum, quotient, product; below -88.72 exp(-gate) overflows, and the sigmoid, which is smaller than
-/// 2^-127 there, becomes 0.
+/// a * sigmoid(gate) = want: exp, sum, quotient, product; below -88.72 exp(-gate) overflows, and the sigmoid, which is
+/// smaller than 2^-127 there, becomes 0.
 double sigmoid_mul(double a, double gate, double want);
 
 /// l2 norm of one element over K; as rms_norm, of which it has no mean.

@@ -1,5 +1,5 @@
-// How often the MTP head's drafts are right, held against the official figure: chains of three drafts from every position of the
-// golden continuations.
+// How often the MTP head's drafts are right, held against the official figure: chains of three drafts from every
+// position of the golden continuations.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ CheckOutcome acceptance(const CheckContext& c, const OfficialCase& oc) {
     const std::vector<int32_t>& ids = spec.requests[i].ids;
     const auto golden = manifest.at("prompts")[i].at("greedy_ids").get<std::vector<int32_t>>();
     e.truncate(0, 0);
-    std::vector<int32_t> rows = ids;   // of the next pass
+    std::vector<int32_t> rows = ids;  // of the next pass
     for (size_t s = 0; s + kDrafts < golden.size(); s++) {
       Batch b;
       b.pass = s == 0 ? Pass::prefill : Pass::decode;
@@ -38,7 +38,8 @@ CheckOutcome acceptance(const CheckContext& c, const OfficialCase& oc) {
       std::vector<int32_t> next(rows.begin() + 1, rows.end());
       next.push_back(golden[s]);
       const std::vector<float> hidden(e.hidden().begin(), e.hidden().end());
-      mtp_pass(e, s == 0 ? Pass::mtp_prefill : Pass::mtp_decode, {0, e.mtp_length(0), int64_t(rows.size()), 0, 0}, hidden, next);
+      mtp_pass(e, s == 0 ? Pass::mtp_prefill : Pass::mtp_decode, {0, e.mtp_length(0), int64_t(rows.size()), 0, 0},
+               hidden, next);
       const int64_t length = e.mtp_length(0);
       const std::vector<int32_t> drafts = mtp_draft(e, 0, 0, e.greedy(0), kDrafts);
       e.truncate_mtp(0, length);
@@ -48,15 +49,18 @@ CheckOutcome acceptance(const CheckContext& c, const OfficialCase& oc) {
     }
   }
   out.compared++;
-  if (chains != official.at("chains").get<int64_t>()) out.fail(fmt::format("{} chains, official {}", chains, official.at("chains").get<int64_t>()));
+  if (chains != official.at("chains").get<int64_t>())
+    out.fail(fmt::format("{} chains, official {}", chains, official.at("chains").get<int64_t>()));
   std::string figures;
   for (int64_t d = 0; d < kDrafts; d++) {
     // The manifest keeps five digits of a count's share.
-    const double share = double(right[d]) / double(chains), want = official.at(fmt::format("accepted_{}", d + 1)).get<double>();
+    const double share = double(right[d]) / double(chains),
+                 want = official.at(fmt::format("accepted_{}", d + 1)).get<double>();
     out.compared++;
     if (!(std::fabs(share - want) <= 1e-5)) {
       if (out.place.empty()) out.place = fmt::format("accepted_{}", d + 1);
-      out.fail(fmt::format("the first {} drafts are right in {:.5f} of the chains, official {:.5f}", d + 1, share, want));
+      out.fail(
+          fmt::format("the first {} drafts are right in {:.5f} of the chains, official {:.5f}", d + 1, share, want));
     }
     figures += fmt::format("{}{:.5f}", d ? ", " : "", share);
   }

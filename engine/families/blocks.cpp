@@ -35,7 +35,8 @@ ValueId gated_attention_block(ProgramBuilder& b, const Config& c, const LayerWei
   ValueId q = b.linear("q_proj", h, w.q, w.q_bias, "head*(query, gate)");
   ValueId k = b.linear("k_proj", h, w.k, w.k_bias, "kv_head*head_dim");
   ValueId v = b.linear("v_proj", h, w.v, w.v_bias, "kv_head*head_dim");
-  ValueId gate = b.columns("attn_gate", {q}, {{0, c.head_dim, 2 * c.head_dim, 0, c.heads, c.head_dim}}, "head*head_dim");
+  ValueId gate =
+      b.columns("attn_gate", {q}, {{0, c.head_dim, 2 * c.head_dim, 0, c.heads, c.head_dim}}, "head*head_dim");
   q = b.head_norm("q_norm", q, c.heads, w.q_norm, 2 * c.head_dim);
   k = b.head_norm("k_norm", k, c.kv_heads, w.k_norm);
   ValueId gated = b.sigmoid_mul("attn_gated", context_of(b, c, q, k, v), gate);

@@ -17,8 +17,8 @@ ValueId tiled(ProgramBuilder& b, const Config& c, ValueId x) {
 
 /// From the convolution's inputs to x + out: what attention's place is taken by. Value head h uses key head
 /// h / (v_heads / k_heads).
-ValueId delta_net(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x, ValueId qkv, ValueId z, ValueId beta,
-                  ValueId a) {
+ValueId delta_net(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x, ValueId qkv, ValueId z,
+                  ValueId beta, ValueId a) {
   const int64_t keys = c.gdn_k_columns(), values = c.gdn_v_columns();
   ValueId conv = b.conv("gdn_conv", qkv, w.gdn_conv);
   ValueId q = b.l2_norm("gdn_q", conv, 0, true);
@@ -32,8 +32,8 @@ ValueId delta_net(ProgramBuilder& b, const Config& c, const LayerWeights& w, Val
   return b.add("attn_residual", x, b.linear("gdn_out", normed, w.gdn_out, {}, "hidden"));
 }
 
-/// qwen3_5 has a projection for each of qkv, z, b and a. qwen3_next has one for q, k, v and z and one for b and a, grouped by
-/// key head; of some GGUF files q, k, v and z come apart all the same.
+/// qwen3_5 has a projection for each of qkv, z, b and a. qwen3_next has one for q, k, v and z and one for b and a,
+/// grouped by key head; of some GGUF files q, k, v and z come apart all the same.
 ValueId delta_net_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, ValueId x) {
   const int64_t dim = c.gdn_k_dim, heads = c.gdn_k_heads, group = c.gdn_v_heads / heads, values = group * c.gdn_v_dim,
                 row = 2 * dim + 2 * values;
@@ -44,7 +44,9 @@ ValueId delta_net_block(ProgramBuilder& b, const Config& c, const LayerWeights& 
     z = b.linear("gdn_z", h, w.gdn_z, {}, "v_head*v_dim");
   } else {
     ValueId qkvz = b.linear("gdn_qkvz", h, w.gdn_qkvz, {}, "k_head*(q, k, v, z)");
-    qkv = b.columns("gdn_qkv", {qkvz}, {{0, 0, row, 0, heads, dim}, {0, dim, row, 0, heads, dim}, {0, 2 * dim, row, 0, heads, values}}, "channel");
+    qkv = b.columns("gdn_qkv", {qkvz},
+                    {{0, 0, row, 0, heads, dim}, {0, dim, row, 0, heads, dim}, {0, 2 * dim, row, 0, heads, values}},
+                    "channel");
     z = b.columns("gdn_z", {qkvz}, {{0, 2 * dim + values, row, 0, heads, values}}, "v_head*v_dim");
   }
   if (w.gdn_ba.empty()) {
@@ -65,8 +67,14 @@ ValueId hybrid_block(ProgramBuilder& b, const Config& c, const LayerWeights& w, 
 
 }  // namespace
 
-Program qwen3_5(const Model& m) { return decoder(m, hybrid_block); }
-Program qwen3_5_moe(const Model& m) { return decoder(m, hybrid_block, mixture_block); }
-Program qwen3_next(const Model& m) { return decoder(m, hybrid_block, mixture_block); }
+Program qwen3_5(const Model& m) {
+  return decoder(m, hybrid_block);
+}
+Program qwen3_5_moe(const Model& m) {
+  return decoder(m, hybrid_block, mixture_block);
+}
+Program qwen3_next(const Model& m) {
+  return decoder(m, hybrid_block, mixture_block);
+}
 
 }  // namespace assay

@@ -7,10 +7,9 @@ struct Family {
   const char* name;
   Program (*build)(const Model&);
 };
-constexpr Family kFamilies[] = {
-    {"llama", llama},     {"olmo2", olmo2},         {"qwen2", qwen2},      {"qwen3", qwen3},
-    {"qwen3_5", qwen3_5}, {"qwen3_5_moe", qwen3_5_moe}, {"qwen3_moe", qwen3_moe},
-    {"qwen3_next", qwen3_next}, {"qwen3_vl", qwen3_vl_text}};
+constexpr Family kFamilies[] = {{"llama", llama},         {"olmo2", olmo2},           {"qwen2", qwen2},
+                                {"qwen3", qwen3},         {"qwen3_5", qwen3_5},       {"qwen3_5_moe", qwen3_5_moe},
+                                {"qwen3_moe", qwen3_moe}, {"qwen3_next", qwen3_next}, {"qwen3_vl", qwen3_vl_text}};
 }  // namespace
 
 Program build_program(const Model& model) {

@@ -8,9 +8,9 @@
 
 #include "dumps/error.h"
 #include "dumps/text.h"
-#include "engine/numerics.h"
 #include "engine/formats/quant.h"
 #include "engine/formats/widen.h"
+#include "engine/numerics.h"
 
 namespace assay {
 namespace {
@@ -52,7 +52,8 @@ class Assembler {
       l.ffn_post_norm = vector(weight(n_.ffn_post_norm), c_.hidden, "[hidden]");
     } else {
       // llama.cpp's hybrids call it what olmo2 calls another norm.
-      l.ffn_norm = norm(weight(is_gguf() && c_.gated_attention ? n_.attn_post_norm : n_.ffn_norm), c_.hidden, "[hidden]");
+      l.ffn_norm =
+          norm(weight(is_gguf() && c_.gated_attention ? n_.attn_post_norm : n_.ffn_norm), c_.hidden, "[hidden]");
     }
     if (c_.has_experts(i)) {
       experts(l, stem);
@@ -70,7 +71,8 @@ class Assembler {
     auto weight = [&](const char* name) { return stem + name + ".weight"; };
     auto bias = [&](const char* name) { return stem + name + ".bias"; };
     const int64_t q_rows = c_.q_rows(), kv_rows = c_.kv_heads * c_.head_dim;
-    const char* q_meaning = c_.gated_attention ? "[heads * 2 * head_dim, hidden], queries and gates" : "[heads * head_dim, hidden]";
+    const char* q_meaning =
+        c_.gated_attention ? "[heads * 2 * head_dim, hidden], queries and gates" : "[heads * head_dim, hidden]";
     l.q = unpermuted(matrix(weight(n_.q), q_rows, c_.hidden, q_meaning));
     l.k = unpermuted(matrix(weight(n_.k), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]"));
     l.v = matrix(weight(n_.v), kv_rows, c_.hidden, "[kv_heads * head_dim, hidden]");
@@ -82,12 +84,14 @@ class Assembler {
     }
     if (o_.o_bias) l.o_bias = vector(bias(n_.o), c_.hidden, "[hidden]");
     if (!c_.qk_norm) return;
-    l.q_norm = norm(weight(n_.q_norm), c_.qk_norm_columns(c_.heads), c_.qk_norm_whole ? "[heads * head_dim]" : "[head_dim]");
-    l.k_norm = norm(weight(n_.k_norm), c_.qk_norm_columns(c_.kv_heads), c_.qk_norm_whole ? "[kv_heads * head_dim]" : "[head_dim]");
+    l.q_norm =
+        norm(weight(n_.q_norm), c_.qk_norm_columns(c_.heads), c_.qk_norm_whole ? "[heads * head_dim]" : "[head_dim]");
+    l.k_norm = norm(weight(n_.k_norm), c_.qk_norm_columns(c_.kv_heads),
+                    c_.qk_norm_whole ? "[kv_heads * head_dim]" : "[head_dim]");
   }
 
-  /// The place in the file of every row (or column) of what has `before` of them, and then value heads of `of_head` each; empty:
-  /// as they stand here.
+  /// The place in the file of every row (or column) of what has `before` of them, and then value heads of `of_head`
+  /// each; empty: as they stand here.
   std::vector<int64_t> v_head_places(int64_t before, int64_t of_head) const {
     std::vector<int64_t> places;
     if (!o_.reordered_v_heads || c_.gdn_k_heads == c_.gdn_v_heads || c_.family == "qwen3_next") return places;
@@ -99,7 +103,8 @@ class Assembler {
 
   void delta_net(LayerWeights& l, const std::string& stem) {
     auto weight = [&](const char* name) { return stem + name + ".weight"; };
-    const int64_t channels = c_.gdn_channels(), keys = c_.gdn_k_columns(), values = c_.gdn_v_columns(), heads = c_.gdn_v_heads;
+    const int64_t channels = c_.gdn_channels(), keys = c_.gdn_k_columns(), values = c_.gdn_v_columns(),
+                  heads = c_.gdn_v_heads;
     if (c_.family == "qwen3_next") {
       grouped_projections(l, stem);
     } else {
@@ -112,14 +117,17 @@ class Assembler {
     }
     // [channels, 1, width] in folders, [channels, width] in GGUF; here tap by tap.
     const std::string conv = weight(n_.gdn_conv);
-    if (SourceTensor* t = tensors_.find(conv); t && t->shape == std::vector<int64_t>{channels, 1, c_.conv_width}) t->shape = {channels, c_.conv_width};
+    if (SourceTensor* t = tensors_.find(conv); t && t->shape == std::vector<int64_t>{channels, 1, c_.conv_width})
+      t->shape = {channels, c_.conv_width};
     const Vector taps = vector(conv, std::vector<int64_t>{channels, c_.conv_width}, "[channels, convolution width]");
     const std::vector<int64_t> channel = v_head_places(2 * keys, c_.gdn_v_dim);
     l.gdn_conv.resize(taps.size());
     for (int64_t c = 0; c < channels; c++)
       for (int64_t t = 0; t < c_.conv_width; t++)
-        l.gdn_conv[size_t(t * channels + c)] = taps[size_t((channel.empty() ? c : channel[size_t(c)]) * c_.conv_width + t)];
-    const Vector decay = vector(stem + n_.gdn_a_log, heads, "[value heads]"), dt = vector(stem + n_.gdn_dt, heads, "[value heads]");
+        l.gdn_conv[size_t(t * channels + c)] =
+            taps[size_t((channel.empty() ? c : channel[size_t(c)]) * c_.conv_width + t)];
+    const Vector decay = vector(stem + n_.gdn_a_log, heads, "[value heads]"),
+                 dt = vector(stem + n_.gdn_dt, heads, "[value heads]");
     const std::vector<int64_t> head = v_head_places(0, 1);
     for (const Vector* v : {&decay, &dt})
       for (int64_t h = 0; h < heads; h++) {
@@ -129,21 +137,25 @@ class Assembler {
     l.gdn_norm = vector(weight(n_.gdn_norm), c_.gdn_v_dim, "[value dim]");
     l.gdn_out = matrix(weight(n_.gdn_out), c_.hidden, values, "[hidden, value heads * value dim]");
     const bool moves = c_.gdn_v_dim % block_elements(l.gdn_out.type) == 0;
-    if (const auto columns = v_head_places(0, c_.gdn_v_dim); !columns.empty() && moves) l.gdn_out = with_columns(l.gdn_out, columns);
+    if (const auto columns = v_head_places(0, c_.gdn_v_dim); !columns.empty() && moves)
+      l.gdn_out = with_columns(l.gdn_out, columns);
     // Of random weights too, so that they are what the file of the same ones gives.
     l.gdn_out_tiled = is_gguf() && !moves && c_.gdn_k_heads != c_.gdn_v_heads && c_.family != "qwen3_next";
   }
 
-  /// qwen3_next. A folder has rows grouped by key head, [q, k, v of its value heads, z of its value heads]; the converter of
-  /// GGUF takes them apart into attn_qkv and attn_gate, which are put together again where they have one type.
+  /// qwen3_next. A folder has rows grouped by key head, [q, k, v of its value heads, z of its value heads]; the
+  /// converter of GGUF takes them apart into attn_qkv and attn_gate, which are put together again where they have one
+  /// type.
   void grouped_projections(LayerWeights& l, const std::string& stem) {
     const int64_t keys = c_.gdn_k_columns(), values = c_.gdn_v_columns(), group = values / c_.gdn_k_heads;
     l.gdn_ba = matrix(stem + n_.gdn_ba + ".weight", 2 * c_.gdn_v_heads, c_.hidden, "[b and a by key head, hidden]");
     if (!is_gguf()) {
-      l.gdn_qkvz = matrix(stem + n_.gdn_qkvz + ".weight", 2 * keys + 2 * values, c_.hidden, "[q, k, v and z by key head, hidden]");
+      l.gdn_qkvz = matrix(stem + n_.gdn_qkvz + ".weight", 2 * keys + 2 * values, c_.hidden,
+                          "[q, k, v and z by key head, hidden]");
       return;
     }
-    const Matrix qkv = matrix(stem + n_.gdn_qkv + ".weight", 2 * keys + values, c_.hidden, "[q, k and v of all heads, hidden]");
+    const Matrix qkv =
+        matrix(stem + n_.gdn_qkv + ".weight", 2 * keys + values, c_.hidden, "[q, k and v of all heads, hidden]");
     const Matrix z = matrix(stem + n_.gdn_z + ".weight", values, c_.hidden, "[value heads * value dim, hidden]");
     if (qkv.type != z.type) {
       l.gdn_qkv = qkv;
@@ -319,7 +331,9 @@ class Assembler {
     return w;
   }
 
-  Vector vector(const std::string& key, int64_t n, const char* meaning) { return vector(key, std::vector<int64_t>{n}, meaning); }
+  Vector vector(const std::string& key, int64_t n, const char* meaning) {
+    return vector(key, std::vector<int64_t>{n}, meaning);
+  }
 
   Vector vector(const std::string& key, const std::vector<int64_t>& shape, const char* meaning) {
     SourceTensor& t = required(key, shape, meaning);
@@ -337,7 +351,8 @@ class Assembler {
     if (places.empty()) return m;
     const size_t row = row_bytes(m.type, m.columns);
     std::byte* copy = own(m.bytes());
-    for (int64_t r = 0; r < m.rows && !o_.outline; r++) std::memcpy(copy + size_t(r) * row, m.row(places[size_t(r)]), row);
+    for (int64_t r = 0; r < m.rows && !o_.outline; r++)
+      std::memcpy(copy + size_t(r) * row, m.row(places[size_t(r)]), row);
     m.data = copy;
     return m;
   }
@@ -349,7 +364,8 @@ class Assembler {
     std::byte* copy = own(m.bytes());
     for (int64_t r = 0; r < m.rows && !o_.outline; r++)
       for (int64_t c = 0; c < m.columns; c += block)
-        std::memcpy(copy + size_t(r) * row_bytes(m.type, m.columns) + size_t(c / block) * bytes, m.row(r) + size_t(places[size_t(c)] / block) * bytes, bytes);
+        std::memcpy(copy + size_t(r) * row_bytes(m.type, m.columns) + size_t(c / block) * bytes,
+                    m.row(r) + size_t(places[size_t(c)] / block) * bytes, bytes);
     m.data = copy;
     return m;
   }

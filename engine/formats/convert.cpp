@@ -13,7 +13,6 @@
 #include "dumps/json.h"
 #include "dumps/safetensors.h"
 #include "dumps/text.h"
-#include "engine/numerics.h"
 #include "engine/formats/artifact_keys.h"
 #include "engine/formats/assemble.h"
 #include "engine/formats/gguf_keys.h"
@@ -25,6 +24,7 @@
 #include "engine/formats/quantise.h"
 #include "engine/formats/readers.h"
 #include "engine/formats/rope_factors.h"
+#include "engine/numerics.h"
 #include "engine/thread_pool.h"
 
 namespace fs = std::filesystem;
@@ -41,7 +41,7 @@ struct Item {
   WeightType to = WeightType::f32;
   bool router = false;         // what experts are chosen by: never quantised, F32 in GGUF
   std::vector<int64_t> shape;  // where it is not [rows, columns]
-  std::vector<int64_t> rows;     // the matrix's row that each row of the file is; empty: as they stand
+  std::vector<int64_t> rows;   // the matrix's row that each row of the file is; empty: as they stand
   std::vector<int64_t> columns;  // the same of columns
   size_t index = 0;  // the writer's
 };
@@ -102,7 +102,8 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, Made& made) {
     rows.resize(size_t(before + c.gdn_v_heads * of_head));
     for (int64_t r = 0; r < before; r++) rows[size_t(r)] = r;
     for (int64_t h = 0; h < c.gdn_v_heads; h++)
-      for (int64_t d = 0; d < of_head; d++) rows[size_t(before + gguf_v_head(c, h) * of_head + d)] = before + h * of_head + d;
+      for (int64_t d = 0; d < of_head; d++)
+        rows[size_t(before + gguf_v_head(c, h) * of_head + d)] = before + h * of_head + d;
     return rows;
   };
   auto reordered = [&](const std::string& name, const Matrix& w, std::vector<int64_t> rows) {
@@ -111,7 +112,8 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, Made& made) {
   };
   auto delta_net = [&](const std::string& stem, const LayerWeights& l) {
     if (l.gdn_out.empty()) return;
-    const int64_t keys = c.gdn_k_columns(), values = c.gdn_v_columns(), channels = c.gdn_channels(), heads = c.gdn_v_heads;
+    const int64_t keys = c.gdn_k_columns(), values = c.gdn_v_columns(), channels = c.gdn_channels(),
+                  heads = c.gdn_v_heads;
     if (!l.gdn_qkvz.empty() && gguf) {  // taken apart
       std::vector<int64_t> qkv, z;
       const int64_t group = values / c.gdn_k_heads, row = 2 * c.gdn_k_dim + 2 * group;
@@ -127,7 +129,8 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, Made& made) {
       reordered(stem + n.gdn_z + ".weight", l.gdn_qkvz, std::move(z));
     } else {
       if (!gguf && c.family == "qwen3_next" && l.gdn_qkvz.empty())
-        throw Error(ErrorKind::usage, m.provenance.path, "q, k, v and z have two types, and a folder has them in one tensor", "one type", "",
+        throw Error(ErrorKind::usage, m.provenance.path,
+                    "q, k, v and z have two types, and a folder has them in one tensor", "one type", "",
                     "--type BF16 in a GGUF file first makes them one.");
       matrix(stem + n.gdn_qkvz + ".weight", l.gdn_qkvz);
       reordered(stem + n.gdn_qkv + ".weight", l.gdn_qkv, v_heads(2 * keys, c.gdn_v_dim));
@@ -149,14 +152,16 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, Made& made) {
     }
     for (Vector* v : {&taps, &rate, &dt}) made.vectors.push_back(std::move(*v));
     vector(stem + n.gdn_conv + ".weight", made.vectors[made.vectors.size() - 3]);
-    out.back().shape = gguf ? std::vector<int64_t>{channels, c.conv_width} : std::vector<int64_t>{channels, 1, c.conv_width};
+    out.back().shape =
+        gguf ? std::vector<int64_t>{channels, c.conv_width} : std::vector<int64_t>{channels, 1, c.conv_width};
     vector(stem + n.gdn_a_log, made.vectors[made.vectors.size() - 2]);
     vector(stem + n.gdn_dt, made.vectors.back());
     vector(stem + n.gdn_norm + ".weight", l.gdn_norm);
     matrix(stem + n.gdn_out + ".weight", l.gdn_out);
     if (gguf == l.gdn_out_tiled) return;
-    for (int64_t h = 0; h < heads && (gguf ? !head.empty() : true); h++)   // a tiled one goes back into our order
-      for (int64_t d = 0; d < c.gdn_v_dim; d++) out.back().columns.push_back((gguf ? head[size_t(h)] : gguf_v_head(c, h)) * c.gdn_v_dim + d);
+    for (int64_t h = 0; h < heads && (gguf ? !head.empty() : true); h++)  // a tiled one goes back into our order
+      for (int64_t d = 0; d < c.gdn_v_dim; d++)
+        out.back().columns.push_back((gguf ? head[size_t(h)] : gguf_v_head(c, h)) * c.gdn_v_dim + d);
   };
   auto router = [&](const std::string& name, const Matrix& w) {
     if (w.empty()) return;
@@ -479,7 +484,9 @@ class Converter {
       std::vector<float> x(static_cast<size_t>(columns)), y(static_cast<size_t>(columns));
       std::vector<std::byte> out(size_t(end - begin) * out_row);
       for (int64_t r = begin; r < end; r++) {
-        const int64_t source = !i.rows.empty() ? i.rows[size_t(r)] : permuted && i.qk ? hf_row_of(r, model_.config.head_dim) : r;
+        const int64_t source = !i.rows.empty()    ? i.rows[size_t(r)]
+                               : permuted && i.qk ? hf_row_of(r, model_.config.head_dim)
+                                                  : r;
         std::byte* to = out.data() + size_t(r - begin) * out_row;
         decode_row(m.type, m.row(source), columns, x.data());
         if (!i.columns.empty()) {
@@ -488,7 +495,8 @@ class Converter {
         }
         if (i.to == m.type && !i.columns.empty() && blocks_move) {
           for (int64_t k = 0; k < columns; k += block)
-            std::copy_n(m.row(source) + size_t(i.columns[size_t(k)] / block) * block_bytes(m.type), block_bytes(m.type), to + size_t(k / block) * block_bytes(m.type));
+            std::copy_n(m.row(source) + size_t(i.columns[size_t(k)] / block) * block_bytes(m.type), block_bytes(m.type),
+                        to + size_t(k / block) * block_bytes(m.type));
         } else if (i.to == m.type && i.columns.empty()) {
           for (int64_t k = 0; k < columns; k++) {
             if (!std::isfinite(x[size_t(k)])) refuse(i, source, {"is not finite", k, x[size_t(k)]});

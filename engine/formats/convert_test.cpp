@@ -26,9 +26,9 @@ namespace fs = std::filesystem;
 fs::path official(const std::string& name) {
   return fs::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model";
 }
-constexpr const char* kCases[] = {"llama-base", "llama-rope3", "olmo2-base", "qwen2-bias",
-                                  "qwen3-k256", "qwen3-odd",   "qwen3_moe-nonorm", "qwen3_moe-norm", "qwen3_vl-text",
-                                  "qwen3_5-k256", "qwen3_5-mtp", "qwen3_5_moe-base", "qwen3_next-base"};
+constexpr const char* kCases[] = {"llama-base",  "llama-rope3",      "olmo2-base",     "qwen2-bias",    "qwen3-k256",
+                                  "qwen3-odd",   "qwen3_moe-nonorm", "qwen3_moe-norm", "qwen3_vl-text", "qwen3_5-k256",
+                                  "qwen3_5-mtp", "qwen3_5_moe-base", "qwen3_next-base"};
 
 std::vector<float> widened(const Matrix& m) {
   std::vector<float> out(size_t(m.rows * m.columns));
@@ -84,8 +84,8 @@ std::string first_difference(const Model& a, const Model& b) {
     const LayerWeights &l = a.weights.layer(i), &r = b.weights.layer(i);
     for (auto v : {&LayerWeights::attn_norm, &LayerWeights::q_bias, &LayerWeights::k_bias, &LayerWeights::v_bias,
                    &LayerWeights::q_norm, &LayerWeights::k_norm, &LayerWeights::o_bias, &LayerWeights::ffn_norm,
-                   &LayerWeights::attn_post_norm, &LayerWeights::ffn_post_norm, &LayerWeights::gdn_conv, &LayerWeights::gdn_decay,
-                   &LayerWeights::gdn_norm})
+                   &LayerWeights::attn_post_norm, &LayerWeights::ffn_post_norm, &LayerWeights::gdn_conv,
+                   &LayerWeights::gdn_decay, &LayerWeights::gdn_norm})
       if (l.*v != r.*v) return "a vector of layer " + std::to_string(i);
   }
   for (auto v : {&MtpWeights::embed_norm, &MtpWeights::hidden_norm, &MtpWeights::norm})
@@ -105,8 +105,8 @@ void expect_equal_configs(const Config& a, const Config& b) {
   EXPECT_EQ(a.qk_norm_whole, b.qk_norm_whole);
   EXPECT_EQ(a.post_norm, b.post_norm);
   EXPECT_EQ(a.eos, b.eos);
-  for (auto n : {&Config::gdn_k_heads, &Config::gdn_v_heads, &Config::gdn_k_dim, &Config::gdn_v_dim, &Config::conv_width, &Config::mtp_layers,
-                 &Config::shared_expert_ffn})
+  for (auto n : {&Config::gdn_k_heads, &Config::gdn_v_heads, &Config::gdn_k_dim, &Config::gdn_v_dim,
+                 &Config::conv_width, &Config::mtp_layers, &Config::shared_expert_ffn})
     EXPECT_EQ(a.*n, b.*n);
   EXPECT_EQ(a.gdn_layers, b.gdn_layers);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
@@ -160,7 +160,8 @@ TEST(Convert, AnIrregularOrderOfLayersIsRefused) {
   EXPECT_EQ(first_difference(load_model(official("qwen3_5-odd")), load_model(dir / "folder")), "");
 }
 
-// Value heads lie by rank in a file: another order of rows is seen, and so are columns whose blocks do not let them be moved.
+// Value heads lie by rank in a file: another order of rows is seen, and so are columns whose blocks do not let them be
+// moved.
 TEST(Convert, ValueHeadsAreReorderedInGguf) {
   TempDir dir;
   convert(official("qwen3_5-mtp"), dir / "m.gguf");
@@ -170,10 +171,14 @@ TEST(Convert, ValueHeadsAreReorderedInGguf) {
   ASSERT_TRUE(z);
   const Matrix& ours = a.weights.layers[0].gdn_z;
   const int64_t d = a.config.gdn_v_dim;
-  for (int64_t h = 0; h < a.config.gdn_v_heads; h++)   // (k0 r0, k0 r1, k1 r0, k1 r1) lies as (k0 r0, k1 r0, k0 r1, k1 r1)
-    EXPECT_EQ(std::memcmp(z->data + size_t((h % 2 * 2 + h / 2) * d) * row_bytes(ours.type, ours.columns), ours.row(h * d), ours.bytes() / size_t(a.config.gdn_v_heads)), 0) << h;
+  for (int64_t h = 0; h < a.config.gdn_v_heads;
+       h++)  // (k0 r0, k0 r1, k1 r0, k1 r1) lies as (k0 r0, k1 r0, k0 r1, k1 r1)
+    EXPECT_EQ(std::memcmp(z->data + size_t((h % 2 * 2 + h / 2) * d) * row_bytes(ours.type, ours.columns),
+                          ours.row(h * d), ours.bytes() / size_t(a.config.gdn_v_heads)),
+              0)
+        << h;
   convert(official("qwen3_5-mtp"), dir / "q.gguf", WeightType::q8_0);
-  EXPECT_TRUE(load_model(dir / "q.gguf").weights.layers[0].gdn_out_tiled);   // heads of 16 in blocks of 32
+  EXPECT_TRUE(load_model(dir / "q.gguf").weights.layers[0].gdn_out_tiled);  // heads of 16 in blocks of 32
   EXPECT_FALSE(load_model(dir / "m.gguf").weights.layers[0].gdn_out_tiled);
 }
 

@@ -42,7 +42,7 @@ std::optional<int64_t> attention_interval(const Config& c) {
 }
 
 void put_config_keys(GgufWriter& file, const Config& c, const std::string& name, WeightType type) {
-  std::string arch = c.family;   // qwen3_5_moe: qwen35moe
+  std::string arch = c.family;  // qwen3_5_moe: qwen35moe
   std::erase(arch, '_');
   auto u32 = [&](const char* key, int64_t value) { file.u32(arch + "." + key, uint32_t(value)); };
   file.string("general.architecture", arch);

@@ -25,8 +25,9 @@ struct Architecture {
   const char* family;
 };
 constexpr Architecture kArchitectures[] = {
-    {"llama", "llama"}, {"olmo2", "olmo2"}, {"qwen2", "qwen2"}, {"qwen3", "qwen3"},
-    {"qwen35", "qwen3_5"}, {"qwen35moe", "qwen3_5_moe"}, {"qwen3moe", "qwen3_moe"}, {"qwen3next", "qwen3_next"}, {"qwen3vl", "qwen3_vl"}};
+    {"llama", "llama"},        {"olmo2", "olmo2"},          {"qwen2", "qwen2"},
+    {"qwen3", "qwen3"},        {"qwen35", "qwen3_5"},       {"qwen35moe", "qwen3_5_moe"},
+    {"qwen3moe", "qwen3_moe"}, {"qwen3next", "qwen3_next"}, {"qwen3vl", "qwen3_vl"}};
 
 std::string known_architectures() {
   std::string out;
@@ -48,7 +49,9 @@ class GgufModel {
       if (t.name == kRopeFreqs) continue;  // read by config()
       tensors.add({t.name, f_.name(), t.name, t.type, t.shape, t.data, t.bytes});
     }
-    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", true, outline_, &copied_bytes};
+    AssembleOptions options{
+        &kGgufNames,  "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", true, outline_,
+        &copied_bytes};
     Model m;
     m.weights = assemble(c_, tensors, options);
     m.config = c_;
@@ -92,7 +95,8 @@ class GgufModel {
     c_.layers = required("block_count");
     c_.hidden = required("embedding_length");
     // Of qwen35moe it is left out by some converters: no layer is dense.
-    c_.ffn = c_.family == "qwen3_5_moe" ? f_.integer(arch_key("feed_forward_length"), 1, kMaxDim).value_or(512) : required("feed_forward_length");
+    c_.ffn = c_.family == "qwen3_5_moe" ? f_.integer(arch_key("feed_forward_length"), 1, kMaxDim).value_or(512)
+                                        : required("feed_forward_length");
     c_.context = required("context_length");
     c_.heads = required("attention.head_count");
     c_.kv_heads = f_.integer(arch_key("attention.head_count_kv"), 1, kMaxDim).value_or(c_.heads);
@@ -137,7 +141,9 @@ class GgufModel {
     c_.experts_per_token = required("expert_used_count");
     c_.expert_ffn = f_.integer(arch_key("expert_feed_forward_length"), 1, kMaxDim).value_or(c_.ffn / c_.experts_per_token);
     c_.norm_topk_prob = f_.boolean(arch_key("expert_weights_norm")).value_or(true);
-    if (is_hybrid(c_.family)) c_.shared_expert_ffn = f_.integer(arch_key("expert_shared_feed_forward_length"), 0, kMaxDim).value_or(c_.expert_ffn);
+    if (is_hybrid(c_.family))
+      c_.shared_expert_ffn =
+          f_.integer(arch_key("expert_shared_feed_forward_length"), 0, kMaxDim).value_or(c_.expert_ffn);
     if (auto scale = f_.number(arch_key("expert_weights_scale")); scale && *scale != 0.0 && *scale != 1.0) {
       refuse(arch_key("expert_weights_scale"), "is not supported", "1, or no such key", fmt::format("{}", *scale));
     }
@@ -147,11 +153,13 @@ class GgufModel {
     }
   }
 
-  /// llama.cpp's hybrids attend in every full_attention_interval-th layer; the MTP head's layer is counted among the blocks.
+  /// llama.cpp's hybrids attend in every full_attention_interval-th layer; the MTP head's layer is counted among the
+  /// blocks.
   void hybrid() {
     c_.mtp_layers = f_.integer(arch_key("nextn_predict_layers"), 0, kMaxDim).value_or(0);
     if (c_.mtp_layers > 1 || c_.mtp_layers >= c_.layers) {
-      refuse(arch_key("nextn_predict_layers"), "is not supported", "0 or 1, and another block", std::to_string(c_.mtp_layers));
+      refuse(arch_key("nextn_predict_layers"), "is not supported", "0 or 1, and another block",
+             std::to_string(c_.mtp_layers));
     }
     c_.layers -= c_.mtp_layers;
     const int64_t interval = f_.integer(arch_key("full_attention_interval"), 1, kMaxDim).value_or(4);
@@ -162,7 +170,8 @@ class GgufModel {
     c_.conv_width = required("ssm.conv_kernel");
     const int64_t values = required("ssm.inner_size");
     if (values % c_.gdn_v_heads != 0) {
-      refuse(arch_key("ssm.inner_size"), "is no whole number of value heads", fmt::format("a multiple of {}", c_.gdn_v_heads), std::to_string(values));
+      refuse(arch_key("ssm.inner_size"), "is no whole number of value heads",
+             fmt::format("a multiple of {}", c_.gdn_v_heads), std::to_string(values));
     }
     c_.gdn_v_dim = values / c_.gdn_v_heads;
   }

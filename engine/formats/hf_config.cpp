@@ -19,7 +19,8 @@ std::string family_of(const JsonReader& outer, const JsonReader& text) {
   for (const JsonReader* r : {&outer, &text}) {
     auto type = r->string("model_type");
     if (!type) continue;
-    for (const char* known : {"llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"})
+    for (const char* known :
+         {"llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"})
       if (*type == known) return *type;
     for (const char* text_of : {"qwen3_5", "qwen3_5_moe", "qwen3_vl"})
       if (*type == std::string(text_of) + "_text") return text_of;
@@ -166,8 +167,8 @@ void parse_experts(const JsonReader& r, Config& c) {
   }
 }
 
-/// Hybrids of gated DeltaNet and gated attention, as Qwen3NextConfig and Qwen3_5TextConfig have them. Where a key is absent,
-/// their classes' default holds.
+/// Hybrids of gated DeltaNet and gated attention, as Qwen3NextConfig and Qwen3_5TextConfig have them. Where a key is
+/// absent, their classes' default holds.
 void parse_hybrid(const JsonReader& r, Config& c) {
   c.gdn_layers.resize(size_t(c.layers));
   if (const Json* types = r.find("layer_types")) {
@@ -199,7 +200,8 @@ void parse_hybrid(const JsonReader& r, Config& c) {
   // The weights say whether the head is there: many folders leave it out and keep the key.
   c.mtp_layers = r.integer("mtp_num_hidden_layers", 0, kMaxDim).value_or(1);
   if (c.mtp_layers > 1) {
-    throw Error(ErrorKind::malformed, r.where("mtp_num_hidden_layers"), "is not supported", "0 or 1", std::to_string(c.mtp_layers));
+    throw Error(ErrorKind::malformed, r.where("mtp_num_hidden_layers"), "is not supported", "0 or 1",
+                std::to_string(c.mtp_layers));
   }
   if (r.boolean("mtp_use_dedicated_embeddings").value_or(false)) {
     throw Error(ErrorKind::malformed, r.where("mtp_use_dedicated_embeddings"), "is not supported", "false", "true");
@@ -227,8 +229,12 @@ std::vector<int64_t> parse_ids(const JsonReader& r, const char* key) {
 
 }  // namespace
 
-bool is_hybrid(const std::string& family) { return family == "qwen3_5" || family == "qwen3_5_moe" || family == "qwen3_next"; }
-bool has_experts(const std::string& family) { return family == "qwen3_moe" || family == "qwen3_5_moe" || family == "qwen3_next"; }
+bool is_hybrid(const std::string& family) {
+  return family == "qwen3_5" || family == "qwen3_5_moe" || family == "qwen3_next";
+}
+bool has_experts(const std::string& family) {
+  return family == "qwen3_moe" || family == "qwen3_5_moe" || family == "qwen3_next";
+}
 
 std::string supported_families() {
   return "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl";
@@ -254,7 +260,8 @@ HfConfig parse_hf_config(std::string_view text, const std::string& name) {
   const bool hybrid = is_hybrid(c.family), moe = has_experts(c.family);
   c.head_dim = r.integer("head_dim", 1, kMaxDim).value_or(qwen3 ? 128 : hybrid ? 256 : c.hidden / c.heads);
   // qwen3_5_moe has no dense layer and no such key.
-  c.ffn = c.family == "qwen3_5_moe" ? r.integer("intermediate_size", 1, kMaxDim).value_or(512) : r.required_integer("intermediate_size", 1, kMaxDim);
+  c.ffn = c.family == "qwen3_5_moe" ? r.integer("intermediate_size", 1, kMaxDim).value_or(512)
+                                    : r.required_integer("intermediate_size", 1, kMaxDim);
   c.vocab = r.required_integer("vocab_size", 1, kMaxDim);
   c.context = r.required_integer("max_position_embeddings", 1, kMaxDim);
   c.rms_eps = r.required_number("rms_norm_eps");
@@ -323,14 +330,18 @@ void check_config(const Config& c, const std::string& name) {
       refuse("the inner size of the shared expert is absurd", fmt::format("0 to {}", kMaxDim), std::to_string(c.shared_expert_ffn));
   }
   if (is_hybrid(c.family)) {
-    for (auto [what, value] : {std::pair{"the number of key heads", c.gdn_k_heads}, {"the number of value heads", c.gdn_v_heads},
-                               {"the dimension of a key head", c.gdn_k_dim}, {"the dimension of a value head", c.gdn_v_dim},
+    for (auto [what, value] : {std::pair{"the number of key heads", c.gdn_k_heads},
+                               {"the number of value heads", c.gdn_v_heads},
+                               {"the dimension of a key head", c.gdn_k_dim},
+                               {"the dimension of a value head", c.gdn_v_dim},
                                {"the width of the convolution", c.conv_width}}) {
       if (value < 1 || value > kMaxDim)
-        refuse(fmt::format("{} of the gated DeltaNet is absurd", what), fmt::format("1 to {}", kMaxDim), std::to_string(value));
+        refuse(fmt::format("{} of the gated DeltaNet is absurd", what), fmt::format("1 to {}", kMaxDim),
+               std::to_string(value));
     }
     if (c.gdn_v_heads % c.gdn_k_heads != 0)
-      refuse("key heads do not divide value heads", fmt::format("a divisor of {}", c.gdn_v_heads), std::to_string(c.gdn_k_heads));
+      refuse("key heads do not divide value heads", fmt::format("a divisor of {}", c.gdn_v_heads),
+             std::to_string(c.gdn_k_heads));
   }
   if (c.heads % c.kv_heads != 0) {
     refuse("key/value heads do not divide query heads", fmt::format("a divisor of {}", c.heads),

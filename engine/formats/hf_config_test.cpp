@@ -149,7 +149,8 @@ TEST(HfConfig, RefusesByNameWithWantedAndFound) {
   const std::vector<Refused> table = {
       {"family",
        [](auto& j) { j["model_type"] = "mixtral"; },
-       {"config.json: model_type", "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl", "found \"mixtral\""}},
+       {"config.json: model_type", "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl",
+        "found \"mixtral\""}},
       {"no family", [](auto& j) { j.erase("model_type"); }, {"model_type: is missing"}},
       {"rope yarn",
        [](auto& j) {

@@ -231,7 +231,8 @@ std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtyp
   if (c.eos.size() > 1) text["eos_token_id"] = c.eos;
   // The classes of transformers 5 read rotary settings in one place.
   if (c.family == "qwen3_5" || c.family == "qwen3_5_moe") {
-    nlohmann::ordered_json rope = text.contains("rope_scaling") ? text["rope_scaling"] : nlohmann::ordered_json{{"rope_type", "default"}};
+    nlohmann::ordered_json rope =
+        text.contains("rope_scaling") ? text["rope_scaling"] : nlohmann::ordered_json{{"rope_type", "default"}};
     rope["rope_theta"] = text["rope_theta"];
     rope["partial_rotary_factor"] = double(c.rope.rotary) / double(c.head_dim);
     for (const char* key : {"rope_scaling", "rope_theta"}) text.erase(key);

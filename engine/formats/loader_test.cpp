@@ -139,7 +139,8 @@ TEST(Loader, RefusesOtherFamiliesByName) {
   m.config["model_type"] = "qwen4";
   m.write(dir.path());
   const std::string error = error_of([&] { load_model(dir.path()); });
-  EXPECT_NE(error.find("model_type: is not supported; wanted llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl, found"),
+  EXPECT_NE(error.find("model_type: is not supported; wanted llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, "
+                       "qwen3_moe, qwen3_next, qwen3_vl, found"),
             std::string::npos)
       << error;
 }

@@ -163,7 +163,11 @@ class LayoutBuilder {
       matrix(weight(n.gdn_b), c_.gdn_v_heads, c_.hidden);
       matrix(weight(n.gdn_a), c_.gdn_v_heads, c_.hidden);
     }
-    out_.tensors.push_back({weight(n.gdn_conv), {c_.gdn_channels(), c_.conv_width}, WeightType::f32, 1 / std::sqrt(double(c_.conv_width)), 0});
+    out_.tensors.push_back({weight(n.gdn_conv),
+                            {c_.gdn_channels(), c_.conv_width},
+                            WeightType::f32,
+                            1 / std::sqrt(double(c_.conv_width)),
+                            0});
     // A state that forgets a tenth to nine tenths of itself in a step, about.
     out_.tensors.push_back({stem + n.gdn_a_log, {c_.gdn_v_heads}, WeightType::f32, 0.9, -1});
     out_.tensors.push_back({stem + n.gdn_dt, {c_.gdn_v_heads}, WeightType::f32, 0.5, 0});
@@ -244,7 +248,8 @@ std::span<const SynthShape> synth_shapes() {
 }
 
 bool SynthShape::runs() const {
-  return family == "qwen3_5" || family == "qwen2" || family == "qwen3" || family == "qwen3_moe" || family == "qwen3_vl" || family == "olmo2";
+  return family == "qwen3_5" || family == "qwen2" || family == "qwen3" || family == "qwen3_moe" ||
+         family == "qwen3_vl" || family == "olmo2";
 }
 
 int64_t SynthShape::parameters() const {
@@ -331,7 +336,8 @@ std::string synth_hash(const SynthLayout& layout, uint64_t seed) {
   const RopeConfig& r = c.rope;
   identity += fmt::format("{} {} {} {} {} {} {} {} {}", c.family, c.heads, c.kv_heads, c.head_dim, c.rms_eps, r.theta,
                           r.rotary, r.llama3, r.factor);
-  if (!c.gdn_layers.empty()) identity += fmt::format(" {} {} {}", c.gdn_k_heads, c.gdn_k_dim, fmt::join(c.gdn_layers, ""));
+  if (!c.gdn_layers.empty())
+    identity += fmt::format(" {} {} {}", c.gdn_k_heads, c.gdn_k_dim, fmt::join(c.gdn_layers, ""));
   if (c.experts > 0) identity += fmt::format(" {} {}", c.experts_per_token, c.norm_topk_prob);
   return hash_pieces({{identity.data(), identity.size()}});
 }
@@ -375,8 +381,8 @@ Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_
 
   Model m;
   m.config = layout.config;
-  m.weights =
-      assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, false, !fill});
+  m.weights = assemble(layout.config, tensors,
+                       {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, false, !fill});
   m.weights.storage.push_back(std::shared_ptr<const void>(storage, storage.get()));
   m.provenance = {spec.text(), "synth", synth_hash(layout, spec.seed), quantisation_summary(tensors.all()), ""};
   return m;

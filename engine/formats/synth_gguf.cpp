@@ -28,7 +28,8 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
   file.begin();
   if (!divisors.empty()) file.write(layout.tensors.size(), 0, divisors.data(), divisors.size() * sizeof(float));
 
-  // Where the row r of the file, and the block b of a row of ssm_out, comes from: value heads as the converter orders them.
+  // Where the row r of the file, and the block b of a row of ssm_out, comes from: value heads as the converter orders
+  // them.
   const auto v_head = [&](int64_t of_head, int64_t before, int64_t r) {
     if (r < before || c.gdn_k_heads == c.gdn_v_heads || c.family == "qwen3_next") return r;
     const int64_t h = (r - before) / of_head;
@@ -79,10 +80,13 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
           std::byte* to = bytes.data() + size_t(r - begin) * row;
           random.write(ours, ours + 1, to);
           const int64_t block = block_elements(t.type);
-          if (!t.name.ends_with(".ssm_out.weight") || c.gdn_v_dim % block != 0) continue;  // tiled as it is (assemble.cpp)
+          if (!t.name.ends_with(".ssm_out.weight") || c.gdn_v_dim % block != 0)
+            continue;  // tiled as it is (assemble.cpp)
           const std::vector<std::byte> plain(to, to + row);
           for (int64_t k = 0; k < t.shape.back(); k += block)
-            std::memcpy(to + size_t(k / block) * block_bytes(t.type), plain.data() + size_t(v_head(c.gdn_v_dim, 0, k) / block) * block_bytes(t.type), block_bytes(t.type));
+            std::memcpy(to + size_t(k / block) * block_bytes(t.type),
+                        plain.data() + size_t(v_head(c.gdn_v_dim, 0, k) / block) * block_bytes(t.type),
+                        block_bytes(t.type));
         }
       else
         random.write(begin, end, bytes.data());

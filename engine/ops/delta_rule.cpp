@@ -4,9 +4,9 @@
 //   delta = (v - kv) * beta
 //   S = fma(k, delta, S)
 //   y = q . S               by the head rule
-// Value head h reads key head h / (v_heads / k_heads). Columns do not meet: a lane of a vector is a column, and the fold
-// by halves is done as a binary counter, lanes visited in bit-reversed order, so that few sums live at a time. NaNs of
-// the state are stored as the canonical one.
+// Value head h reads key head h / (v_heads / k_heads). Columns do not meet: a lane of a vector is a column, and the
+// fold by halves is done as a binary counter, lanes visited in bit-reversed order, so that few sums live at a time.
+// NaNs of the state are stored as the canonical one.
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"
@@ -47,7 +47,8 @@ struct Columns {
 
 /// S *= kept, and k . S without the +0.
 template <int kVectors, int kStride>
-ASSAY_V Columns<kVectors> decayed_dot(const float* k, vf kept, float* s, int64_t d_k, int64_t d_v, int64_t n, int lane) {
+ASSAY_V Columns<kVectors> decayed_dot(const float* k, vf kept, float* s, int64_t d_k, int64_t d_v, int64_t n,
+                                      int lane) {
   if constexpr (kStride == kHeadLanes) {
     Columns<kVectors> acc;
     ASSAY_UNROLL for (int c = 0; c < kVectors; c++) acc.v[c] = v_zero();

@@ -238,7 +238,8 @@ uint64_t experts_digest(const Kernels& k) {
 uint64_t gdn_digest(const Kernels& k) {
   Rng rng(6);
   Digest d;
-  const int64_t rows = 5, k_heads = 2, v_heads = 6, d_k = 40, d_v = 33, channels = 2 * k_heads * d_k + v_heads * d_v, width = 4;
+  const int64_t rows = 5, k_heads = 2, v_heads = 6, d_k = 40, d_v = 33, channels = 2 * k_heads * d_k + v_heads * d_v,
+                width = 4;
   const RowSpan spans[] = {{1, 0, 3}, {0, 3, 2}};
   const auto x = with_specials(values(rng, rows * channels), rng);
   const auto taps = values(rng, width * channels);
@@ -251,13 +252,16 @@ uint64_t gdn_digest(const Kernels& k) {
   k.l2_norm({mixed.data() + k_heads * d_k, key.data(), channels, k_heads, d_k, 1}, 0, rows);
   d.take(q);
   d.take(key);
-  const auto b = with_specials(values(rng, rows * v_heads), rng), a = values(rng, rows * v_heads), rates = values(rng, 2 * v_heads),
-             v = values(rng, rows * v_heads * d_v), z = values(rng, rows * v_heads * d_v), w = values(rng, d_v);
-  std::vector<float> beta(b.size()), decay(b.size()), core(v.size()), normed(v.size()), state = values(rng, 2 * v_heads * d_k * d_v);
+  const auto b = with_specials(values(rng, rows * v_heads), rng), a = values(rng, rows * v_heads),
+             rates = values(rng, 2 * v_heads), v = values(rng, rows * v_heads * d_v),
+             z = values(rng, rows * v_heads * d_v), w = values(rng, d_v);
+  std::vector<float> beta(b.size()), decay(b.size()), core(v.size()), normed(v.size()),
+      state = values(rng, 2 * v_heads * d_k * d_v);
   k.sigmoid({b.data(), beta.data(), v_heads}, 0, rows);
   k.decay({a.data(), rates.data(), decay.data(), v_heads}, 0, rows);
-  k.delta_rule({q.data(), key.data(), v.data(), beta.data(), decay.data(), core.data(), state.data(), spans, k_heads, v_heads, d_k, d_v}, 0,
-               2 * v_heads * delta_blocks(d_v));
+  k.delta_rule({q.data(), key.data(), v.data(), beta.data(), decay.data(), core.data(), state.data(), spans, k_heads,
+                v_heads, d_k, d_v},
+               0, 2 * v_heads * delta_blocks(d_v));
   k.gated_norm({v.data(), z.data(), w.data(), normed.data(), v_heads, d_v, 1e-6f}, 0, rows);
   for (const auto* part : {&beta, &decay, &core, &state, &normed}) d.take(*part);
   k.sigmoid_mul({v.data(), z.data(), normed.data(), v_heads * d_v}, 0, rows);

@@ -13,7 +13,8 @@ TEST(Gdn, L2AndGatedNormsHaveTheBytesOfTheHeadRule) {
   Rng rng = seeded(61);
   for (int64_t dim : {1, 15, 16, 24, 31, 32, 33, 40, 64, 96, 128, 255, 256, 257}) {
     for (Inputs kind : {Inputs::plain, Inputs::wide, Inputs::special}) {
-      const int64_t rows = 4, heads = uniform(rng, 1, 5), wide = heads * dim + uniform(rng, 0, 7), first = wide - heads * dim;
+      const int64_t rows = 4, heads = uniform(rng, 1, 5), wide = heads * dim + uniform(rng, 0, 7),
+                    first = wide - heads * dim;
       const auto x = inputs(rng, rows * wide, kind), w = inputs(rng, dim), z = inputs(rng, rows * heads * dim, kind),
                  core = inputs(rng, rows * heads * dim, kind);
       const float scale = float(1.0 / std::sqrt(double(dim))), eps = 1e-6f;
@@ -48,11 +49,13 @@ TEST(Gdn, HeadsThatLieApartAreNormedAsThoseThatDoNot) {
   const int64_t rows = 3, heads = 4, dim = 40;
   const auto x = inputs(rng, rows * heads * 2 * dim), w = inputs(rng, dim);
   std::vector<float> queries;
-  for (int64_t i = 0; i < rows * heads; i++) queries.insert(queries.end(), &x[size_t(2 * i * dim)], &x[size_t(2 * i * dim)] + dim);
+  for (int64_t i = 0; i < rows * heads; i++)
+    queries.insert(queries.end(), &x[size_t(2 * i * dim)], &x[size_t(2 * i * dim)] + dim);
   for (Isa isa : isas()) {
     std::vector<float> want(queries.size()), got(queries.size());
     kernels(isa).head_norm({queries.data(), w.data(), want.data(), heads * dim, heads, dim, 1e-6f}, 0, rows);
-    kernels(isa).head_norm({x.data(), w.data(), got.data(), heads * dim, heads, dim, 1e-6f, 2 * heads * dim, 2 * dim}, 0, rows);
+    kernels(isa).head_norm({x.data(), w.data(), got.data(), heads * dim, heads, dim, 1e-6f, 2 * heads * dim, 2 * dim},
+                           0, rows);
     EXPECT_TRUE(same_bytes(got, want)) << name_of(isa);
   }
 }
@@ -62,7 +65,8 @@ TEST(Gdn, GatesAndDecayAreTheirFormulas) {
   for (int64_t columns : {1, 3, 16, 31, 48, 257}) {
     for (Inputs kind : {Inputs::plain, Inputs::wide, Inputs::special}) {
       const int64_t rows = 5;
-      const auto a = inputs(rng, rows * columns, kind), b = inputs(rng, rows * columns, kind), w = inputs(rng, 2 * columns);
+      const auto a = inputs(rng, rows * columns, kind), b = inputs(rng, rows * columns, kind),
+                 w = inputs(rng, 2 * columns);
       std::vector<float> beta(a.size()), gated(a.size()), decay(a.size());
       for (size_t i = 0; i < a.size(); i++) {
         const size_t h = i % size_t(columns);
@@ -143,8 +147,8 @@ struct DeltaShape {
 };
 
 /// One row by the rule, written from NUMERICS.md.
-void delta_step(const DeltaShape& n, const float* q, const float* k, const float* v, const float* beta, const float* decay,
-                float* state, float* y) {
+void delta_step(const DeltaShape& n, const float* q, const float* k, const float* v, const float* beta,
+                const float* decay, float* state, float* y) {
   for (int64_t h = 0; h < n.v_heads; h++) {
     const float *qh = q + h / (n.v_heads / n.k_heads) * n.d_k, *kh = k + h / (n.v_heads / n.k_heads) * n.d_k;
     const float kept = exp_f32(decay[h]);
@@ -154,7 +158,8 @@ void delta_step(const DeltaShape& n, const float* q, const float* k, const float
       std::vector<float> column(size_t(n.d_k), 0.0f);
       for (int64_t i = 0; i < n.d_k; i++) column[size_t(i)] = s[i * n.d_v + j];
       const float off = v[h * n.d_v + j] - rule_sum(kh, column.data(), n.d_k, 32), delta = off * beta[h];
-      for (int64_t i = 0; i < n.d_k; i++) column[size_t(i)] = s[i * n.d_v + j] = std::fma(kh[i], delta, column[size_t(i)]);
+      for (int64_t i = 0; i < n.d_k; i++)
+        column[size_t(i)] = s[i * n.d_v + j] = std::fma(kh[i], delta, column[size_t(i)]);
       y[h * n.d_v + j] = rule_sum(qh, column.data(), n.d_k, 32);
     }
   }
@@ -162,11 +167,13 @@ void delta_step(const DeltaShape& n, const float* q, const float* k, const float
 
 TEST(Gdn, DeltaRuleContinuesItsStateHoweverRowsAreCut) {
   Rng rng = seeded(65);
-  for (const DeltaShape& n : {DeltaShape{1, 1, 1, 1}, DeltaShape{2, 6, 16, 24}, DeltaShape{2, 4, 16, 16}, DeltaShape{1, 3, 31, 33},
-                              DeltaShape{2, 2, 32, 64}, DeltaShape{1, 2, 33, 40}, DeltaShape{1, 2, 128, 128}, DeltaShape{1, 1, 96, 31}}) {
+  for (const DeltaShape& n :
+       {DeltaShape{1, 1, 1, 1}, DeltaShape{2, 6, 16, 24}, DeltaShape{2, 4, 16, 16}, DeltaShape{1, 3, 31, 33},
+        DeltaShape{2, 2, 32, 64}, DeltaShape{1, 2, 33, 40}, DeltaShape{1, 2, 128, 128}, DeltaShape{1, 1, 96, 31}}) {
     for (Inputs kind : {Inputs::plain, Inputs::special}) {
       const int64_t rows = 7;
-      const auto q = inputs(rng, rows * n.k_heads * n.d_k), k = inputs(rng, rows * n.k_heads * n.d_k), v = inputs(rng, rows * n.v_heads * n.d_v, kind);
+      const auto q = inputs(rng, rows * n.k_heads * n.d_k), k = inputs(rng, rows * n.k_heads * n.d_k),
+                 v = inputs(rng, rows * n.v_heads * n.d_v, kind);
       auto beta = inputs(rng, rows * n.v_heads), decay = beta;
       for (float& x : beta) x = sigmoid_f32(x);
       for (float& x : decay) x = -std::fabs(x) * (uniform(rng, 0, 3) ? 1 : 20);
@@ -175,16 +182,17 @@ TEST(Gdn, DeltaRuleContinuesItsStateHoweverRowsAreCut) {
       const Span2 two = spans_of(4, 3);
       for (const RowSpan& s : two.spans)
         for (int64_t r = s.first; r < s.first + s.rows; r++)
-          delta_step(n, &q[size_t(r * n.k_heads * n.d_k)], &k[size_t(r * n.k_heads * n.d_k)], &v[size_t(r * n.v_heads * n.d_v)],
-                     &beta[size_t(r * n.v_heads)], &decay[size_t(r * n.v_heads)], &state[size_t(s.slot * n.v_heads * n.d_k * n.d_v)],
-                     &want[size_t(r * n.v_heads * n.d_v)]);
+          delta_step(n, &q[size_t(r * n.k_heads * n.d_k)], &k[size_t(r * n.k_heads * n.d_k)],
+                     &v[size_t(r * n.v_heads * n.d_v)], &beta[size_t(r * n.v_heads)], &decay[size_t(r * n.v_heads)],
+                     &state[size_t(s.slot * n.v_heads * n.d_k * n.d_v)], &want[size_t(r * n.v_heads * n.d_v)]);
       for (Isa isa : isas())
         for (bool whole : {true, false}) {
           std::vector<float> y(v.size()), s = start;
           std::vector<RowSpan> pieces;
           for (const RowSpan& span : two.spans)
             for (int64_t r = 0; r < span.rows; r++) pieces.push_back({span.slot, span.first + r, 1});
-          DeltaRuleArgs a{q.data(), k.data(), v.data(), beta.data(), decay.data(), y.data(), s.data(), two.spans.data(), n.k_heads, n.v_heads, n.d_k, n.d_v};
+          DeltaRuleArgs a{q.data(), k.data(),         v.data(),  beta.data(), decay.data(), y.data(),
+                          s.data(), two.spans.data(), n.k_heads, n.v_heads,   n.d_k,        n.d_v};
           const int64_t items = n.v_heads * delta_blocks(n.d_v);
           if (whole) {
             in_random_cuts(rng, 2 * items, [&](int64_t b, int64_t e) { kernels(isa).delta_rule(a, b, e); });
