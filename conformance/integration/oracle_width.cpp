@@ -326,6 +326,11 @@ class WidthJudge final : public Observer {
     if (node.phase == "gate_proj") return {l.gate, {}};
     if (node.phase == "up_proj") return {l.up, {}};
     if (node.phase == "down_proj") return {l.down, {}};
+    if (node.phase == "router_logits") return {l.router, {}};
+    if (node.phase == "shared_expert_gate") return {l.shared_expert_gate, {}};
+    if (node.phase == "shared_gate_proj") return {l.shared_gate, {}};
+    if (node.phase == "shared_up_proj") return {l.shared_up, {}};
+    if (node.phase == "shared_expert_out") return {l.shared_down, {}};
     throw Error(ErrorKind::internal, node.name(), "the oracle has no weight for this product");
   }
 
@@ -460,6 +465,16 @@ void add_oracle_width_checks(std::vector<Check>& out) {
       };
       out.push_back(k);
     }
+  for (WeightType type : {WeightType::bf16, WeightType::q4_0}) {
+    const bool quantised = is_quantised(type);
+    k.id = fmt::format("oracle/width/30b-a3b-{}", id_of(type));
+    k.family = "qwen3_moe";
+    k.run = [=](const CheckContext& c) {
+      return run_width(c, fmt::format("synth:30B-A3B:{}:layers=1", name_of(type)), 300, quantised ? Activations::s16 : Activations::f32,
+                       quantised ? KvType::f16 : KvType::f32);
+    };
+    out.push_back(k);
+  }
   for (int64_t head_dim : {40, 96, 128, 256}) {
     k.id = fmt::format("oracle/width/head_dim-{}", head_dim);
     k.family = head_dim == 40 ? "llama" : head_dim == 96 ? "qwen2" : "qwen3";
