@@ -102,13 +102,13 @@ void decay_before_softplus(const DecayArgs& a, int64_t begin, int64_t end) {
 }
 
 /// A21: the last gated DeltaNet layer's kernel reads the state with the wrong stride.
-void last_layer_stride(Engine& e) {
+void last_gdn_stride(Engine& e) {
   Node* last = nullptr;
   for (Node& n : e.plantable_program().nodes)
     if (n.op == OpKind::delta_rule) last = &n;
-  if (!last) throw NoPlace("last-layer-stride");
+  if (!last) throw NoPlace("last-gdn-stride");
   CpuBackend* backend = &e.plantable_backend();
-  last->variant = "last-layer-stride";
+  last->variant = "last-gdn-stride";
   last->replacement = [backend](NodeContext& c) {
     backend->run(c);
     for (int64_t r = 0; r < c.rows; r++)  // rows of a head as columns: only the last one stays where it is
@@ -288,8 +288,8 @@ void add_hybrid_faults(std::vector<Fault>& out) {
          [](Kernels& k) { k.l2_norm = q_scale_missing; });
   kernel("A20/conv-history", "the convolution's history is off by one", [](Kernels& k) { k.conv = conv_history; });
   kernel("A20/state-shared", "all slots share one recurrent state", [](Kernels& k) { k.delta_rule = state_shared; });
-  engine("A21/last-layer-stride", "the last gated DeltaNet layer reads with a wrong stride", How::kernel,
-         last_layer_stride);
+  engine("A21/last-gdn-stride", "the last gated DeltaNet layer reads with a wrong stride", How::kernel,
+         last_gdn_stride);
   kernel("A22-23/decay-before-softplus", "a fused decay uses `a` before the softplus",
          [](Kernels& k) { k.decay = decay_before_softplus; });
   engine("A28/offsets-swapped", "two offsets of the merged projection are exchanged", How::program, offsets_swapped);
