@@ -1,4 +1,5 @@
-// Forced routing through the whole house: engine and oracle run with given experts, dumps say which, and bisect runs such a dump again.
+// Forced routing through the whole house: engine and oracle run with given experts, dumps say which, and bisect runs
+// such a dump again.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -20,7 +21,8 @@ namespace fs = std::filesystem;
 class ForcedExpertsRun : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder = fs::temp_directory_path() / ("assay-forced-" + std::to_string(getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder = fs::temp_directory_path() / ("assay-forced-" + std::to_string(getpid()) + "-" +
+                                          ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder);
     fs::create_directories(folder);
   }
@@ -41,7 +43,9 @@ class ForcedExpertsRun : public ::testing::Test {
     run_dump(model, s);
     return Dump::open(s.out);
   }
-  std::shared_ptr<const ForcedExperts> of(const Dump& d, int prompt) const { return forced_experts(d, "prompt" + std::to_string(prompt), model->config); }
+  std::shared_ptr<const ForcedExperts> of(const Dump& d, int prompt) const {
+    return forced_experts(d, "prompt" + std::to_string(prompt), model->config);
+  }
 
   const fs::path model_path = fs::path(ASSAY_SOURCE_DIR) / "goldens/official/qwen3_moe-norm/model";
   const std::shared_ptr<const Model> model = std::make_shared<Model>(load_model(model_path));
@@ -60,7 +64,8 @@ TEST_F(ForcedExpertsRun, OwnChoicesChangeNothingAndOthersAreTaken) {
   EXPECT_EQ(own->chosen, 2);
   EXPECT_EQ(own->layers.at(1).size(), 2u * 7);  // five rows and two passes
   EXPECT_EQ(own->at(1, 7), nullptr);
-  EXPECT_TRUE(same_bytes(free, run("same", [&](DumpSpec& s) { s.requests[0].experts = own, s.requests[1].experts = of(free, 1); })));
+  EXPECT_TRUE(same_bytes(
+      free, run("same", [&](DumpSpec& s) { s.requests[0].experts = own, s.requests[1].experts = of(free, 1); })));
 
   auto other = std::make_shared<ForcedExperts>(*own);
   other->layers[1][2 * 6] = (other->layers[1][2 * 6 + 1] + 1) % 8;  // the last decode pass
@@ -116,10 +121,10 @@ TEST_F(ForcedExpertsRun, ARunWithForcedExpertsIsRunAgainWithThem) {
   auto other = std::make_shared<ForcedExperts>(*of(free, 0));
   std::swap(other->layers[0][4], other->layers[0][5]);
   const auto force = [&](DumpSpec& s) { s.requests[0].experts = other; };
-  const Dump base = run("base", force), target = run("target", [&](DumpSpec& s) {
-    force(s);
-    s.plant = "gate-up-swapped";
-  });
+  const Dump base = run("base", force), target = run("target", [&](DumpSpec&s) {
+                                          force(s);
+                                          s.plant = "gate-up-swapped";
+                                        });
   EngineReplayer::Options o;
   o.model = model_path;
   o.threads = 2;
@@ -138,10 +143,13 @@ TEST_F(ForcedExpertsRun, RefusesWhatIsNoChoiceOfThisModel) {
     }
     return "";
   };
-  EXPECT_NE(error_of(free, "prompt2", model->config).find("does not say which experts were chosen: prompt2/prefill/0/layer.0/router_topk_ids"), std::string::npos);
+  EXPECT_NE(error_of(free, "prompt2", model->config)
+                .find("does not say which experts were chosen: prompt2/prefill/0/layer.0/router_topk_ids"),
+            std::string::npos);
   Config c = model->config;
   c.experts = 3;
-  EXPECT_NE(error_of(free, "prompt0", c).find("no expert; wanted 0 to 2"), std::string::npos) << error_of(free, "prompt0", c);
+  EXPECT_NE(error_of(free, "prompt0", c).find("no expert; wanted 0 to 2"), std::string::npos)
+      << error_of(free, "prompt0", c);
   c = model->config;
   c.experts_per_token = 3;
   EXPECT_NE(error_of(free, "prompt0", c).find("wanted I64, 3 experts a row"), std::string::npos);

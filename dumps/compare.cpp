@@ -214,8 +214,9 @@ class Judge {
     for (CompareRecord& r : plan_.records) {
       const RoutingRecord* choice = routing_->find(r.name);
       if (!choice || choice->flips == 0) continue;
-      return fail(r, "routing", fmt::format("{} of {} choices of experts differ, at most {:g}% may; here {}", routing_->flips(), routing_->choices(),
-                                            100 * options_.tolerance.max_flip_share, choice->reason));
+      return fail(r, "routing",
+                  fmt::format("{} of {} choices of experts differ, at most {:g}% may; here {}", routing_->flips(),
+                              routing_->choices(), 100 * options_.tolerance.max_flip_share, choice->reason));
     }
   }
 

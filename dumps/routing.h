@@ -1,5 +1,5 @@
-// Discrete choices of two dumps: which experts a router sent each row to. A choice is judged by its regret, never by a distance
-// between ids, and what lies behind another choice is not compared: rules in dumps/README.md "Routing".
+// Discrete choices of two dumps: which experts a router sent each row to. A choice is judged by its regret, never by a
+// distance between ids, and what lies behind another choice is not compared: rules in dumps/README.md "Routing".
 #pragma once
 #include <map>
 #include <string>
@@ -17,7 +17,8 @@ class Routing {
   Routing(const Dump& base, const Dump& target, const Tolerance& tolerance, bool on);
   std::vector<RoutingRecord> take() { return std::move(records_); }
   const RoutingRecord* find(const std::string& name) const;
-  /// Whether a value was made by other experts on the two sides. Choices behind another one are not judged: they follow from it.
+  /// Whether a value was made by other experts on the two sides. Choices behind another one are not judged: they follow
+  /// from it.
   bool behind(const TensorName& n) const;
   /// More choices differ than the tolerance admits, whatever their regret.
   bool too_many() const { return choices_ > 0 && double(flips_) > share_ * double(choices_); }
@@ -25,7 +26,8 @@ class Routing {
   int64_t choices() const { return choices_; }
 
  private:
-  void judge(const DumpTensor& base, const DumpTensor& target, const Dump& base_dump, const TensorName& n, const Tolerance& t);
+  void judge(const DumpTensor& base, const DumpTensor& target, const Dump& base_dump, const TensorName& n,
+             const Tolerance& t);
   std::vector<RoutingRecord> records_;
   /// Per prompt: where other experts ran: (pass, step, layer), in execution order.
   std::map<std::string, std::vector<ExecutionKey>> parted_;

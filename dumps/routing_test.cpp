@@ -11,14 +11,18 @@ namespace {
 using namespace testing_dumps;
 
 /// Two layers, three rows, four experts, two per row: what both sides agree on unless a test says otherwise.
-std::vector<Values> model(std::vector<double> ids0 = {0, 1, 2, 3, 1, 2}, std::vector<double> ids1 = {3, 2, 0, 1, 0, 2}, double shift = 0) {
+std::vector<Values> model(std::vector<double> ids0 = {0, 1, 2, 3, 1, 2}, std::vector<double> ids1 = {3, 2, 0, 1, 0, 2},
+                          double shift = 0) {
   const std::string p = "prompt0/prefill/0/";
   std::vector<Values> out = {{p + "embed", {3, 2}, {1, 2, 3, 4, 5, 6}}};
   for (int l = 0; l < 2; l++) {
     const std::string q = p + "layer." + std::to_string(l) + "/";
     out.push_back({q + "ffn_norm", {3, 2}, {1 + shift * l, 2, 3, 4, 5, 6}});
     // Best two of layer 0: 0,1; 2,3 (0.001 before 1); 1,2. Of layer 1: 3,2; 0,1; 0,2.
-    out.push_back({q + "router_logits", {3, 4}, l == 0 ? std::vector<double>{3, 2, 1, 0, 0, 1, 3, 1.001, 0, 3, 2, 1} : std::vector<double>{0, 1, 2, 3, 3, 2, 1, 0, 3, 0, 2, 1}});
+    out.push_back({q + "router_logits",
+                   {3, 4},
+                   l == 0 ? std::vector<double>{3, 2, 1, 0, 0, 1, 3, 1.001, 0, 3, 2, 1}
+                          : std::vector<double>{0, 1, 2, 3, 3, 2, 1, 0, 3, 0, 2, 1}});
     out.push_back({q + "router_topk_ids", {3, 2}, l == 0 ? ids0 : ids1, DType::i64});
     out.push_back({q + "moe_out", {3, 2}, {1 + shift, 2, 3, 4, 5, 6}});
   }
@@ -48,7 +52,8 @@ const CompareRecord& record_of(const CompareResult& r, const std::string& name) 
 // D14, E8: one of two experts swapped in layer 0. The choice is counted; what it made is skipped, not a wall of red.
 TEST(Routing, ANearTieIsCountedAndWhatLiesBehindIsNotCompared) {
   Folder f;
-  const Dump base = write_dump(f / "b", model()), target = write_dump(f / "t", model({0, 1, 2, 1, 1, 2}, {3, 2, 0, 1, 0, 2}, 5));
+  const Dump base = write_dump(f / "b", model()),
+             target = write_dump(f / "t", model({0, 1, 2, 1, 1, 2}, {3, 2, 0, 1, 0, 2}, 5));
   const CompareResult r = compare(base, target, options());
   EXPECT_EQ(r.exit_code(), 0);
   EXPECT_EQ(r.flips, 1);
@@ -62,17 +67,19 @@ TEST(Routing, ANearTieIsCountedAndWhatLiesBehindIsNotCompared) {
   EXPECT_EQ(r.routing[0].target_ids, (std::vector<int64_t>{2, 1}));
   EXPECT_EQ(record_of(r, "prefill/0/layer.0/router_topk_ids").status, Status::pass);
   EXPECT_NE(record_of(r, "prefill/0/layer.0/router_topk_ids").reason.find("1 of 3 choices differ"), std::string::npos);
-  for (const char* name : {"prefill/0/layer.0/moe_out", "prefill/0/layer.1/ffn_norm", "prefill/0/layer.1/router_topk_ids", "prefill/0/logits",
-                           "state/after_prefill/layer.1/k"})
+  for (const char* name : {"prefill/0/layer.0/moe_out", "prefill/0/layer.1/ffn_norm",
+                           "prefill/0/layer.1/router_topk_ids", "prefill/0/logits", "state/after_prefill/layer.1/k"})
     EXPECT_EQ(record_of(r, name).kind, "other_experts") << name;
-  for (const char* name : {"prefill/0/embed", "prefill/0/layer.0/ffn_norm", "prefill/0/layer.0/router_logits", "state/after_prefill/layer.0/k"})
+  for (const char* name : {"prefill/0/embed", "prefill/0/layer.0/ffn_norm", "prefill/0/layer.0/router_logits",
+                           "state/after_prefill/layer.0/k"})
     EXPECT_EQ(record_of(r, name).status, Status::pass) << name;
   const std::string text = render_text(to_records(r, base, target), false, false);
   EXPECT_NE(text.find("experts: 1 of 3 choices differ"), std::string::npos) << text;
   EXPECT_NE(text.find("--force-experts"), std::string::npos);
 }
 
-// The baseline ran with the target's experts: everything is compared, and the choice judged by the baseline's own scores.
+// The baseline ran with the target's experts: everything is compared, and the choice judged by the baseline's own
+// scores.
 TEST(Routing, AForcedBaselineHidesNothing) {
   Folder f;
   const std::vector<double> theirs = {0, 1, 2, 1, 1, 2};
@@ -92,7 +99,8 @@ TEST(Routing, AForcedBaselineHidesNothing) {
 
 TEST(Routing, ABadChoiceFailsAtItsPlace) {
   Folder f;
-  const Dump base = write_dump(f / "b", model()), target = write_dump(f / "t", model({0, 1, 2, 0, 1, 2}, {1, 2, 0, 1, 0, 2}, 5));
+  const Dump base = write_dump(f / "b", model()),
+             target = write_dump(f / "t", model({0, 1, 2, 0, 1, 2}, {1, 2, 0, 1, 0, 2}, 5));
   const CompareResult r = compare(base, target, options());
   EXPECT_EQ(r.exit_code(), 1);
   EXPECT_EQ(r.failed, 1) << "one verdict, not a wall of red";
@@ -119,7 +127,8 @@ TEST(Routing, WithoutACapOrScoresAnyOtherChoiceFails) {
 TEST(Routing, IdsThatAreNoExpertsAndExpertsTakenTwiceFail) {
   Folder f;
   const Dump base = write_dump(f / "b", model());
-  for (const std::vector<double>& ids : {std::vector<double>{0, 1, 2, 4, 1, 2}, {0, 1, 2, -1, 1, 2}, {0, 1, 2, 2, 1, 2}}) {
+  for (const std::vector<double>& ids :
+       {std::vector<double>{0, 1, 2, 4, 1, 2}, {0, 1, 2, -1, 1, 2}, {0, 1, 2, 2, 1, 2}}) {
     const CompareResult r = compare(base, write_dump(f / "t", model(ids)), options(100, 1));
     EXPECT_EQ(r.exit_code(), 1) << ids[3];
     EXPECT_EQ(r.routing[0].worst_regret, kInf);
@@ -130,7 +139,8 @@ TEST(Routing, IdsThatAreNoExpertsAndExpertsTakenTwiceFail) {
 // The order of the chosen is part of the choice: weights and the sum go by rank.
 TEST(Routing, AnotherOrderIsAnotherChoice) {
   Folder f;
-  const CompareResult r = compare(write_dump(f / "b", model()), write_dump(f / "t", model({1, 0, 2, 3, 1, 2})), options(2));
+  const CompareResult r =
+      compare(write_dump(f / "b", model()), write_dump(f / "t", model({1, 0, 2, 3, 1, 2})), options(2));
   EXPECT_EQ(r.flips, 1);
   EXPECT_NEAR(r.routing[0].worst_regret, 1, 1e-6);
 }
@@ -140,7 +150,9 @@ TEST(Routing, ManyNearTiesAreAnotherRouter) {
   const Dump base = write_dump(f / "b", model()), target = write_dump(f / "t", model({0, 1, 2, 1, 1, 2}));
   const CompareResult r = compare(base, target, options(0.01, 0.2));
   EXPECT_EQ(r.exit_code(), 1);
-  EXPECT_NE(record_of(r, "prefill/0/layer.0/router_topk_ids").reason.find("1 of 3 choices of experts differ, at most 20% may"), std::string::npos);
+  EXPECT_NE(record_of(r, "prefill/0/layer.0/router_topk_ids")
+                .reason.find("1 of 3 choices of experts differ, at most 20% may"),
+            std::string::npos);
 }
 
 TEST(Routing, AtByteExactIdsAreBytes) {
@@ -165,7 +177,8 @@ TEST(Routing, WhatADecodeStepSeesOfAnEarlierFlip) {
     out.push_back({p + "logits", {1, 2}, {1 + shift, 2}});
     return out;
   };
-  const CompareResult r = compare(write_dump(f / "b", steps({0, 1, 2, 3, 1, 2}, 0)), write_dump(f / "t", steps({0, 1, 2, 1, 1, 2}, 5)), options());
+  const CompareResult r = compare(write_dump(f / "b", steps({0, 1, 2, 3, 1, 2}, 0)),
+                                  write_dump(f / "t", steps({0, 1, 2, 1, 1, 2}, 5)), options());
   EXPECT_EQ(record_of(r, "decode/0/layer.0/moe_out").status, Status::pass);
   EXPECT_EQ(record_of(r, "decode/0/layer.1/ffn_norm").kind, "other_experts");
   EXPECT_EQ(record_of(r, "decode/0/logits").kind, "other_experts");

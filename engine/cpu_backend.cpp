@@ -156,7 +156,8 @@ void force_experts(NodeContext& c) {
 void CpuBackend::topk(NodeContext& c) {
   const Node& n = c.node;
   const TopkArgs a{c.inputs[0], c.output, n.experts, n.chosen};
-  pool_->parallel_for(c.rows, grain_for(c.rows, n.experts * n.chosen), [&](int64_t b, int64_t e, int) { kernels_->topk(a, b, e); });
+  pool_->parallel_for(c.rows, grain_for(c.rows, n.experts * n.chosen),
+                      [&](int64_t b, int64_t e, int) { kernels_->topk(a, b, e); });
   force_experts(c);
 }
 
@@ -175,12 +176,13 @@ void CpuBackend::expert_linear(NodeContext& c) {
   const Matrix& all = *n.weight;
   const float* ids = c.inputs[1];
   const int64_t k = n.chosen, columns = all.columns, outputs = all.rows / n.experts, pairs = c.rows * k;
+  const auto is_expert = [&](float id) { return id >= 0 && id < float(n.experts); };   // not -1, not a NaN
   // Of one x per row, or one per rank.
   const int64_t per_row = c.program.values[size_t(n.inputs[0])].columns / columns;
   ExpertRows& rows = expert_rows_;
   rows.first.assign(size_t(n.experts) + 1, 0);
   for (int64_t i = 0; i < pairs; i++)
-    if (ids[i] >= 0) rows.first[size_t(ids[i]) + 1]++;
+    if (is_expert(ids[i])) rows.first[size_t(ids[i]) + 1]++;
   rows.used.clear();
   rows.used.reserve(size_t(n.experts));
   for (int64_t e = 0; e < n.experts; e++) {
@@ -191,11 +193,11 @@ void CpuBackend::expert_linear(NodeContext& c) {
   {
     std::vector<int64_t> next(rows.first.begin(), rows.first.end() - 1);
     for (int64_t i = 0; i < pairs; i++)
-      if (ids[i] >= 0) rows.row[size_t(next[size_t(ids[i])]++)] = i;
+      if (is_expert(ids[i])) rows.row[size_t(next[size_t(ids[i])]++)] = i;
   }
   // A row whose router chose nothing (topk) has no product.
   for (int64_t i = 0; i < pairs; i++)
-    if (!(ids[i] >= 0)) std::fill_n(c.output + i * outputs, outputs, canonical_nan());
+    if (!is_expert(ids[i])) std::fill_n(c.output + i * outputs, outputs, canonical_nan());
   if (rows.used.empty()) return;
 
   const auto source = [&](int64_t i) { return per_row == 1 ? i / k : i; };   // the row of x that pair i multiplies
@@ -234,7 +236,8 @@ void CpuBackend::expert_linear(NodeContext& c) {
     sized(rows.x, gathered * columns);
     pool_->parallel_for(gathered, grain_for(gathered, columns), [&](int64_t b, int64_t e, int) {
       for (int64_t i = b; i < e; i++)
-        std::memcpy(&rows.x[size_t(i * columns)], c.inputs[0] + source(rows.row[size_t(i)]) * columns, size_t(columns) * sizeof(float));
+        std::memcpy(&rows.x[size_t(i * columns)], c.inputs[0] + source(rows.row[size_t(i)]) * columns,
+                    size_t(columns) * sizeof(float));
     });
   }
 
@@ -323,12 +326,14 @@ void CpuBackend::run(NodeContext& c) {
     case OpKind::topk: return topk(c);
     case OpKind::topk_weights: {
       const TopkWeightsArgs a{c.inputs[0], c.inputs[1], c.output, n.experts, n.chosen, n.normalised};
-      pool.parallel_for(c.rows, grain_for(c.rows, 20 * n.experts), [&](int64_t b, int64_t e, int) { kernels_->topk_weights(a, b, e); });
+      pool.parallel_for(c.rows, grain_for(c.rows, 20 * n.experts),
+                        [&](int64_t b, int64_t e, int) { kernels_->topk_weights(a, b, e); });
       return;
     }
     case OpKind::expert_sum: {
       const ExpertSumArgs a{c.inputs[1], c.inputs[0], c.output, n.chosen, c.columns};
-      pool.parallel_for(c.rows, grain_for(c.rows, n.chosen * c.columns), [&](int64_t b, int64_t e, int) { kernels_->expert_sum(a, b, e); });
+      pool.parallel_for(c.rows, grain_for(c.rows, n.chosen * c.columns),
+                        [&](int64_t b, int64_t e, int) { kernels_->expert_sum(a, b, e); });
       return;
     }
     case OpKind::gated_add: {

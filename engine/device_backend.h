@@ -16,6 +16,9 @@
 
 namespace assay {
 
+/// Whether a module can be asked for an op at all (engine/abi.h). The others are declared refusals: the CPU runs them, the same bytes.
+bool device_may_run(OpKind op);
+
 class DeviceBackend {
  public:
   /// `caches` are the engine's host caches, of which the device gets a mirror; they, model, program and rope outlive this.

@@ -123,6 +123,11 @@ int DeviceBackend::run_attention(Run& r, const Node& n, const AssayHeads* heads,
   return t.attention(device_->handle(), &a);
 }
 
+bool device_may_run(OpKind op) {
+  return op != OpKind::topk && op != OpKind::topk_weights && op != OpKind::expert_linear && op != OpKind::expert_sum &&
+         op != OpKind::gated_add;
+}
+
 int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
   const AssayModule& t = device_->table();
   AssayDevice* d = device_->handle();

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "dumps/error.h"
+#include "engine/device_backend.h"
 
 namespace assay {
 namespace {
@@ -24,8 +25,8 @@ struct Matrices {
   }
 };
 
-/// Experts are the CPU's (device_ops.cpp): their weights are not the device's to hold.
-bool wants_weight(const Node& n) { return n.weight && n.op != OpKind::expert_linear; }
+/// Weights of ops that no module has are not the device's to hold: experts.
+bool wants_weight(const Node& n) { return n.weight && device_may_run(n.op); }
 
 Matrices matrices_of(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
   Matrices m;

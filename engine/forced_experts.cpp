@@ -26,8 +26,9 @@ std::shared_ptr<const ForcedExperts> forced_experts(const Dump& dump, const std:
       const DumpTensor* t = dump.find(name);
       if (!t && step >= 0) break;
       if (!t || !t->data)
-        throw Error(ErrorKind::usage, where, "does not say which experts were chosen: " + name, "values of router_topk_ids",
-                    t ? "hashes alone" : "no such tensor", "assay dump --filter 'router_*' --mode full writes them.");
+        throw Error(ErrorKind::usage, where, "does not say which experts were chosen: " + name,
+                    "values of router_topk_ids", t ? "hashes alone" : "no such tensor",
+                    "assay dump --filter 'router_*' --mode full writes them.");
       if (t->dtype != DType::i64 || t->columns() != c.experts_per_token)
         throw Error(ErrorKind::malformed, where + ": " + name, "does not fit the model",
                     "I64, " + std::to_string(c.experts_per_token) + " experts a row",
@@ -38,8 +39,9 @@ std::shared_ptr<const ForcedExperts> forced_experts(const Dump& dump, const std:
           std::memcpy(&id, t->data + 8 * (r * t->columns() + k), 8);
           const bool twice = std::find(ids.end() - k, ids.end(), int32_t(id)) != ids.end();
           if (id < 0 || id >= c.experts || twice)
-            throw Error(ErrorKind::malformed, where + ": " + name, "row " + std::to_string(r) + ", rank " + std::to_string(k) +
-                        (twice ? ": an expert that the row has already" : ": no expert"),
+            throw Error(ErrorKind::malformed, where + ": " + name,
+                        "row " + std::to_string(r) + ", rank " + std::to_string(k) +
+                            (twice ? ": an expert that the row has already" : ": no expert"),
                         "0 to " + std::to_string(c.experts - 1) + ", each once", std::to_string(id));
           ids.push_back(int32_t(id));
         }
@@ -47,7 +49,8 @@ std::shared_ptr<const ForcedExperts> forced_experts(const Dump& dump, const std:
     }
     const int64_t mine = int64_t(ids.size()) / c.experts_per_token;
     if (positions >= 0 && mine != positions)
-      throw Error(ErrorKind::malformed, where, "choices of layer " + std::to_string(l) + " of " + prompt + " end elsewhere",
+      throw Error(ErrorKind::malformed, where,
+                  "choices of layer " + std::to_string(l) + " of " + prompt + " end elsewhere",
                   std::to_string(positions) + " positions, as the layer before", std::to_string(mine));
     positions = mine;
   }

@@ -118,7 +118,7 @@ struct LayerWeights {
   Vector ffn_norm;                 // [hidden]; empty: olmo2
   Matrix gate, up;                 // [ffn, hidden]; empty in a layer of experts
   Matrix down;                     // [hidden, ffn]
-  // A layer of experts: the matrices of all experts behind each other, expert e's rows at e * (rows / experts), as GGUF has them.
+  // A layer of experts: the matrices of all experts behind each other, expert e's rows at e * (rows / experts), as in GGUF.
   Matrix router;                   // [experts, hidden]; empty: the layer is dense
   Matrix expert_gate, expert_up;   // [experts*expert_ffn, hidden]
   Matrix expert_down;              // [experts*hidden, expert_ffn]

@@ -1,5 +1,5 @@
-// Products by expert in the backend, against each row with each of its experts alone; a whole mixture against plain code; the
-// Program of a mixture.
+// Products by expert in the backend, against each row with each of its experts alone; a whole mixture against plain
+// code; the Program of a mixture.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,8 @@ struct Experts {
       : bytes(size_t(experts * outputs) * row_bytes(type, columns)), by_rank(by_rank) {
     RandomMatrix(5, "experts", type, columns, 1).write(0, experts * outputs, bytes.data());
     w = {type, experts * outputs, columns, bytes.data()};
-    program.values = {{"x", 0, by_rank ? chosen * columns : columns, ""}, {"ids", 0, chosen, ""}, {"y", 0, chosen * outputs, ""}};
+    program.values = {
+        {"x", 0, by_rank ? chosen * columns : columns, ""}, {"ids", 0, chosen, ""}, {"y", 0, chosen * outputs, ""}};
     Node n;
     n.op = OpKind::expert_linear;
     n.layer = 0;
@@ -36,7 +37,8 @@ struct Experts {
     n.chosen = chosen;
     program.nodes = {n};
   }
-  std::vector<float> run(const std::vector<float>& x, const std::vector<float>& ids, Activations kind, Isa isa, int threads) const {
+  std::vector<float> run(const std::vector<float>& x, const std::vector<float>& ids, Activations kind, Isa isa,
+                         int threads) const {
     const Node& n = program.nodes[0];
     const int64_t rows = int64_t(ids.size()) / n.chosen, columns = program.values[2].columns;
     CpuBackend backend(isa, threads);
@@ -44,13 +46,15 @@ struct Experts {
     std::vector<float> y(size_t(rows * columns), 7.0f);
     const Config config;
     const Batch batch;
-    NodeContext c{n, program, config, batch, rows, {x.data(), ids.data()}, y.data(), columns, {}, {}, {}, nullptr, nullptr};
+    NodeContext c{n,  program, config, batch,   rows,   {x.data(), ids.data()}, y.data(), columns,
+                  {}, {},      {},     nullptr, nullptr};
     backend.begin_pass();
     backend.run(c);
     return y;
   }
   /// Row by row, rank by rank, as a linear of that expert's matrix alone.
-  std::vector<float> alone(const std::vector<float>& x, const std::vector<float>& ids, Activations kind, Isa isa) const {
+  std::vector<float> alone(const std::vector<float>& x, const std::vector<float>& ids, Activations kind,
+                           Isa isa) const {
     const Node& n = program.nodes[0];
     const int64_t outputs = w.rows / n.experts;
     std::vector<float> out;
@@ -99,11 +103,16 @@ std::vector<float> gaussians(std::mt19937& rng, int64_t n) {
   return out;
 }
 
-// Whatever rows share an expert: all to one, an expert without a row, every expert, one expert, a row that chose nothing.
+// Whatever rows share an expert: all to one, an expert without a row, every expert, one expert, a row that chose
+// nothing.
 TEST(Moe, ARowsProductsHangOnItsOwnExpertsAlone) {
   std::mt19937 rng(1);
-  for (auto [type, kind] : {std::pair{WeightType::f32, Activations::s16}, {WeightType::bf16, Activations::f32}, {WeightType::q4_0, Activations::s16},
-                            {WeightType::q8_0, Activations::s8}, {WeightType::q5_1, Activations::f32}, {WeightType::q6_k, Activations::s8}})
+  for (auto [type, kind] : {std::pair{WeightType::f32, Activations::s16},
+                            {WeightType::bf16, Activations::f32},
+                            {WeightType::q4_0, Activations::s16},
+                            {WeightType::q8_0, Activations::s8},
+                            {WeightType::q5_1, Activations::f32},
+                            {WeightType::q6_k, Activations::s8}})
     for (auto [experts, chosen] : {std::pair<int64_t, int64_t>{1, 1}, {4, 4}, {9, 2}})
       for (bool by_rank : {false, true}) {
         const int64_t columns = 256, outputs = 20;
@@ -118,7 +127,9 @@ TEST(Moe, ARowsProductsHangOnItsOwnExpertsAlone) {
           const auto x = gaussians(rng, 11 * columns * (by_rank ? chosen : 1));
           for (Isa isa : {Isa::scalar, best_isa()}) {
             const auto want = e.alone(x, ids, kind, isa);
-            for (int threads : {1, 3}) EXPECT_TRUE(same(e.run(x, ids, kind, isa, threads), want)) << name_of(type) << " " << name_of(isa) << " crowd " << crowd;
+            for (int threads : {1, 3})
+              EXPECT_TRUE(same(e.run(x, ids, kind, isa, threads), want))
+                  << name_of(type) << " " << name_of(isa) << " crowd " << crowd;
           }
         }
       }
@@ -143,7 +154,8 @@ TEST(Moe, AMixtureByHand) {
   // Every value of a pass, and the sum made again from them.
   struct Keep : Observer {
     std::map<std::string, std::vector<float>> v;
-    void value(const Batch&, const Node& node, const float* data, std::span<const int64_t> rows, int64_t columns) override {
+    void value(const Batch&, const Node& node, const float* data, std::span<const int64_t> rows,
+               int64_t columns) override {
       v[node.name()].assign(data, data + int64_t(rows.size()) * columns);
     }
   } keep;
@@ -178,13 +190,15 @@ TEST(Moe, AMixtureByHand) {
       std::vector<double> act(32);
       for (int i = 0; i < 32; i++) {
         double gate = 0, up = 0;
-        for (int k = 0; k < 32; k++) gate += number(w.expert_gate, 32 * e + i, k) * h[k], up += number(w.expert_up, 32 * e + i, k) * h[k];
+        for (int k = 0; k < 32; k++)
+          gate += number(w.expert_gate, 32 * e + i, k) * h[k], up += number(w.expert_up, 32 * e + i, k) * h[k];
         act[size_t(i)] = gate / (1 + std::exp(-gate)) * up;
       }
       for (int i = 0; i < 32; i++)
         for (int k = 0; k < 32; k++) y[size_t(i)] += weight * number(w.expert_down, 32 * e + i, k) * act[size_t(k)];
     }
-    for (int i = 0; i < 32; i++) EXPECT_NEAR(keep.v["layer.1/moe_out"][size_t(32 * t + i)], y[size_t(i)], 1e-5) << t << " " << i;
+    for (int i = 0; i < 32; i++)
+      EXPECT_NEAR(keep.v["layer.1/moe_out"][size_t(32 * t + i)], y[size_t(i)], 1e-5) << t << " " << i;
   }
 }
 

@@ -38,9 +38,8 @@ Matrix64 by_expert(const Matrix64& x, const Matrix64& ids, const WeightRows& w, 
       const auto [t, r] = mine[i];
       std::copy_n(x.row(t) + (parts == 1 ? 0 : r * w.columns), w.columns, inputs.row(int64_t(i)));
     }
-    const WeightRows own{outputs, w.columns, [&w, at = e * outputs](int64_t first, int64_t n, double* out) {
-                           w.read(at + first, n, out);
-                         }};
+    const WeightRows own{outputs, w.columns,
+                         [&w, at = e * outputs](int64_t first, int64_t n, double* out) { w.read(at + first, n, out); }};
     const Matrix64 products = product(inputs, own, threads);
     for (size_t i = 0; i < mine.size(); i++)
       std::copy_n(products.row(int64_t(i)), outputs, y.row(mine[i].first) + mine[i].second * outputs);

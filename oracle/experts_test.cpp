@@ -22,9 +22,14 @@ TEST(OracleExperts, TheLargestTiesToTheLowerIdAndNoneOfANan) {
 }
 
 TEST(OracleExperts, SoftmaxOverAllOfTheChosen) {
-  const Matrix64 logits = matrix(2, 3, {0, std::log(2), std::log(5), 1000, 1000, -INFINITY}), ids = matrix(2, 2, {2, 1, 0, 1});
+  const Matrix64 logits = matrix(2, 3, {0, std::log(2), std::log(5), 1000, 1000, -INFINITY}),
+                 ids = matrix(2, 2, {2, 1, 0, 1});
   const Matrix64 plain = topk_weights(logits, ids, false), normalised = topk_weights(logits, ids, true);
-  for (auto [got, want] : {std::pair{plain.at(0, 0), 5.0 / 8}, {plain.at(0, 1), 2.0 / 8}, {plain.at(1, 0), 0.5}, {normalised.at(0, 0), 5.0 / 7}, {normalised.at(0, 1), 2.0 / 7}})
+  for (auto [got, want] : {std::pair{plain.at(0, 0), 5.0 / 8},
+                           {plain.at(0, 1), 2.0 / 8},
+                           {plain.at(1, 0), 0.5},
+                           {normalised.at(0, 0), 5.0 / 7},
+                           {normalised.at(0, 1), 2.0 / 7}})
     EXPECT_NEAR(got, want, 1e-15);
   EXPECT_TRUE(std::isnan(topk_weights(logits, matrix(2, 1, {-1, -1}), true).at(0, 0)));
 }

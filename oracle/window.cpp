@@ -170,10 +170,14 @@ class Judge final : public Tap {
     const DumpTensor* t = observed(name);
     if (!t || t->dtype != DType::i64 || t->rows() != v.m.rows || t->columns() != v.m.columns) {
       if (t)
-        wrong_shape(name, fmt::format("{} of shape {}, wanted I64 {}", name_of(t->dtype), shape_text(t->shape), shape_text({v.m.rows, v.m.columns})), v.from);
+        wrong_shape(name,
+                    fmt::format("{} of shape {}, wanted I64 {}", name_of(t->dtype), shape_text(t->shape),
+                                shape_text({v.m.rows, v.m.columns})),
+                    v.from);
     } else if (replace_) {
       const Matrix64 theirs = matrix_of(*t);
-      const auto bad = std::find_if(theirs.v.begin(), theirs.v.end(), [&](double id) { return id < -1 || id >= double(experts_); });
+      const auto bad = std::find_if(theirs.v.begin(), theirs.v.end(),
+                                    [&](double id) { return id < -1 || id >= double(experts_); });
       if (bad == theirs.v.end())
         v.m = theirs;
       else

@@ -30,8 +30,11 @@ void dense_ffn(Engine& e) {
     Node* router = p.find(layer, "router_logits");
     if (!router) continue;
     places++;
-    const ValueId h = router->inputs[0], routed = p.find(layer, "moe_out")->output, down = p.find(layer, "expert_down_proj")->output;
-    for (auto [from, to] : {std::pair{"expert_gate_proj", "gate_proj"}, {"expert_up_proj", "up_proj"}, {"expert_act", "ffn_act"},
+    const ValueId h = router->inputs[0], routed = p.find(layer, "moe_out")->output,
+                  down = p.find(layer, "expert_down_proj")->output;
+    for (auto [from, to] : {std::pair{"expert_gate_proj", "gate_proj"},
+                            {"expert_up_proj", "up_proj"},
+                            {"expert_act", "ffn_act"},
                             {"expert_down_proj", "down_proj"}}) {
       Node* n = p.find(layer, from);
       Value& v = p.values[size_t(n->output)];
@@ -70,7 +73,9 @@ void last_layer_stride(Engine& e) {
     std::vector<float> ids(c.inputs[1], c.inputs[1] + c.rows * k);
     for (float& id : ids) id = float((int64_t(id) + 1) % c.node.experts);
     std::vector<float> neighbour(size_t(c.rows * c.columns));
-    NodeContext n{other, c.program, c.config, c.batch, c.rows, {c.inputs[0], ids.data()}, neighbour.data(), c.columns, c.ids, c.places, c.positions, c.cache, c.rope};
+    NodeContext n{
+        other, c.program, c.config,    c.batch, c.rows, {c.inputs[0], ids.data()}, neighbour.data(), c.columns,
+        c.ids, c.places,  c.positions, c.cache, c.rope};
     inner(n);
     for (int64_t pair = 0; pair < c.rows * k; pair++) {
       float* y = c.output + pair * own;
@@ -105,7 +110,8 @@ void tie_higher_id(const TopkArgs& a, int64_t begin, int64_t end) {
     std::vector<float> back(size_t(a.experts)), ids(size_t(a.chosen));
     for (int64_t i = 0; i < a.experts; i++) back[size_t(i)] = a.logits[t * a.experts + a.experts - 1 - i];
     kernels(Isa::scalar).topk({back.data(), ids.data(), a.experts, a.chosen}, 0, 1);
-    for (int64_t r = 0; r < a.chosen; r++) a.ids[t * a.chosen + r] = ids[size_t(r)] < 0 ? -1.0f : float(a.experts - 1) - ids[size_t(r)];
+    for (int64_t r = 0; r < a.chosen; r++)
+      a.ids[t * a.chosen + r] = ids[size_t(r)] < 0 ? -1.0f : float(a.experts - 1) - ids[size_t(r)];
   }
 }
 
@@ -126,7 +132,8 @@ float margin(const NodeContext& c, int64_t row) {
   const float* x = c.inputs[0] + row * n.experts;
   std::vector<float> order(x, x + n.experts);
   std::sort(order.begin(), order.end(), std::greater<>());
-  return n.chosen < n.experts ? order[size_t(n.chosen - 1)] - order[size_t(n.chosen)] : std::numeric_limits<float>::infinity();
+  return n.chosen < n.experts ? order[size_t(n.chosen - 1)] - order[size_t(n.chosen)]
+                              : std::numeric_limits<float>::infinity();
 }
 
 /// D14: at one layer two experts are swapped in every row.
@@ -175,8 +182,8 @@ void router_bf16(Engine& e) {
   });
 }
 
-/// E8: of all rows of prompt 5's prefill (in trained-moe the nearest of all is there) the one whose choice is nearest, at layer
-/// 2, goes to the other expert.
+/// E8: of all rows of prompt 5's prefill (in trained-moe the nearest of all is there) the one whose choice is nearest,
+/// at layer 2, goes to the other expert.
 void flip_nearest(Engine& e, const char* name) {
   Node* n = e.plantable_program().find(2, "router_topk_ids");
   if (!n || n->chosen == n->experts) throw NoPlace(name);
@@ -208,24 +215,32 @@ void flip_hides_fault(Engine& e) {
 
 void add_moe_faults(std::vector<Fault>& out) {
   out.push_back({"A11/dense-ffn", "the dense FFN branch runs on layers of experts", How::program, "", dense_ffn});
-  out.push_back({"A21/last-layer-stride", "in the last layer each expert's rows begin one row too late", How::program, "", last_layer_stride});
-  out.push_back({"A28/gate-up-swapped", "the halves of a merged gate and up projection are taken for each other", How::program, "", gate_up_swapped});
+  out.push_back({"A21/last-layer-stride", "in the last layer each expert's rows begin one row too late", How::program,
+                 "", last_layer_stride});
+  out.push_back({"A28/gate-up-swapped", "the halves of a merged gate and up projection are taken for each other",
+                 How::program, "", gate_up_swapped});
   Fault tie{"D14/tie-higher-id", "of equal router logits the higher id is chosen", How::kernel,
             "the tiny models have no ties: only the kernel's own cases do"};
   tie.kernels = [](Kernels& k) { k.topk = tie_higher_id; };
   out.push_back(tie);
-  out.push_back({"D14/experts-swapped", "at one layer the last chosen expert and the best of the others are swapped", How::program,
-                 "one verdict with its regret; what other experts made is not compared, and no wall of red", experts_swapped});
+  out.push_back({"D14/experts-swapped", "at one layer the last chosen expert and the best of the others are swapped",
+                 How::program,
+                 "one verdict with its regret; what other experts made is not compared, and no wall of red",
+                 experts_swapped});
   out.push_back({"D15/norm-otherwise", "norm_topk_prob the other way", How::program, "", norm_otherwise});
   Fault sum{"D15/sum-short", "the chosen weights are divided by the sum of all but the last", How::kernel};
   sum.kernels = [](Kernels& k) { k.topk_weights = weights_sum_short; };
   out.push_back(sum);
-  out.push_back({"D16/router-bf16", "router logits are rounded to bf16 before the choice", How::value, "", router_bf16});
-  out.push_back({"E8/flip-alone", "one row near a tie goes to the other expert", How::program,
-                 "a baseline that runs with the target's experts judges all the rest: the flip is counted, with its regret",
-                 [](Engine& e) { flip_nearest(e, "flip-alone"); }});
-  out.push_back({"E8/flip-hides-fault", "one row near a tie goes to the other expert, and behind it a residual is wrong", How::program,
-                 "free-running comparisons end at the flip; with forced experts the fault behind it is found", flip_hides_fault});
+  out.push_back(
+      {"D16/router-bf16", "router logits are rounded to bf16 before the choice", How::value, "", router_bf16});
+  out.push_back(
+      {"E8/flip-alone", "one row near a tie goes to the other expert", How::program,
+       "a baseline that runs with the target's experts judges all the rest: the flip is counted, with its regret",
+       [](Engine& e) { flip_nearest(e, "flip-alone"); }});
+  out.push_back({"E8/flip-hides-fault",
+                 "one row near a tie goes to the other expert, and behind it a residual is wrong", How::program,
+                 "free-running comparisons end at the flip; with forced experts the fault behind it is found",
+                 flip_hides_fault});
 }
 
 }  // namespace assay

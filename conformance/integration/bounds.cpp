@@ -61,7 +61,8 @@ class BoundObserver : public GenerateObserver {
   void judge_experts(const Batch& batch, const Node& node, const float* y, int64_t count) {
     const Matrix& all = *node.weight;
     const std::vector<float>&x = inputs_.at(node.inputs[0]), &ids = inputs_.at(node.inputs[1]);
-    const int64_t outputs = all.rows / node.experts, step = std::max<int64_t>(1, outputs / std::max<int64_t>(1, outputs_ / node.chosen));
+    const int64_t outputs = all.rows / node.experts;
+    const int64_t step = std::max<int64_t>(1, outputs / std::max<int64_t>(1, outputs_ / node.chosen));
     const int64_t parts = int64_t(x.size()) / (count * all.columns);
     for (int64_t r : {int64_t(0), count / 2, count - 1})
       for (int64_t k = 0; k < node.chosen; k++) {

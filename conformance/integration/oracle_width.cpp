@@ -269,7 +269,11 @@ class WidthJudge final : public Observer {
             std::vector<double> row(static_cast<size_t>(w.columns));
             oracle::widen(w.type, w.row(o), w.columns, row.data());
             double magnitude = 0;
-            for (int64_t c = 0; c < w.columns; c++) want += row[size_t(c)] * one.v[size_t(c)], magnitude += std::fabs(row[size_t(c)] * one.v[size_t(c)]);
+            for (int64_t c = 0; c < w.columns; c++) {
+              const double term = row[size_t(c)] * one.v[size_t(c)];
+              want += term;
+              magnitude += std::fabs(term);
+            }
             limit = bounds::sum(w.columns, magnitude);
           }
           const double g = got.at(t, k * outputs + o), share = std::fabs(g - want) / limit;
@@ -470,8 +474,8 @@ void add_oracle_width_checks(std::vector<Check>& out) {
     k.id = fmt::format("oracle/width/30b-a3b-{}", id_of(type));
     k.family = "qwen3_moe";
     k.run = [=](const CheckContext& c) {
-      return run_width(c, fmt::format("synth:30B-A3B:{}:layers=1", name_of(type)), 300, quantised ? Activations::s16 : Activations::f32,
-                       quantised ? KvType::f16 : KvType::f32);
+      return run_width(c, fmt::format("synth:30B-A3B:{}:layers=1", name_of(type)), 300,
+                       quantised ? Activations::s16 : Activations::f32, quantised ? KvType::f16 : KvType::f32);
     };
     out.push_back(k);
   }

@@ -1,5 +1,5 @@
-// Forced routing: the oracle runs with the tokens and the experts of our own dump, so that every row stays comparable whatever the
-// routers chose; the choices are judged by their regret, counted, and said.
+// Forced routing: the oracle runs with the tokens and the experts of our own dump, so that every row stays comparable
+// whatever the routers chose; the choices are judged by their regret, counted, and said.
 #include <fmt/format.h>
 
 #include "conformance/integration/cases.h"
@@ -44,8 +44,10 @@ void against_forced(const CheckContext& c, RoutingSubject s, CheckOutcome& out) 
   std::string at;
   for (const RoutingRecord& n : r.routing)
     if (n.flips > 0 && (at.empty() || n.worst_regret > worst)) worst = n.worst_regret, at = n.name;
-  out.notes.push_back(fmt::format("{}: {} of {} choices differ from those of float64{}", s.what, r.flips, r.choices,
-                                  r.flips ? fmt::format(", regret {:.3g} at most ({}), cap {:g}", worst, at, compare_options.tolerance.regret_cap) : ""));
+  out.notes.push_back(fmt::format(
+      "{}: {} of {} choices differ from those of float64{}", s.what, r.flips, r.choices,
+      r.flips ? fmt::format(", regret {:.3g} at most ({}), cap {:g}", worst, at, compare_options.tolerance.regret_cap)
+              : ""));
 }
 
 CheckOutcome forced_routing(const CheckContext& c, const OfficialCase& oc) {
@@ -54,13 +56,17 @@ CheckOutcome forced_routing(const CheckContext& c, const OfficialCase& oc) {
     for (Request& r : s.requests) r.decode = std::min<int64_t>(r.decode, 4);
     return s;
   };
-  against_forced(c, {shared_model(case_dir(c, oc) / "model"), steps(case_spec(c, oc, false)), "f32", "float weights"}, out);
+  against_forced(c, {shared_model(case_dir(c, oc) / "model"), steps(case_spec(c, oc, false)), "f32", "float weights"},
+                 out);
   for (Activations kind : {Activations::s16, Activations::s8}) {
     // Coarse ones on trained weights alone: what random experts cancel to is no figure for a preset.
     if (kind == Activations::s8 && !oc.trained) continue;
     DumpSpec spec = steps(case_spec(c, oc, false));
     spec.engine.activations = kind;
-    against_forced(c, {quantised_case(c, oc, WeightType::q8_0), spec, kind == Activations::s16 ? "s16" : "q8", fmt::format("Q8_0, {}", name_of(kind))}, out);
+    against_forced(c,
+                   {quantised_case(c, oc, WeightType::q8_0), spec, kind == Activations::s16 ? "s16" : "q8",
+                    fmt::format("Q8_0, {}", name_of(kind))},
+                   out);
   }
   return out;
 }

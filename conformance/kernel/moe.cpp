@@ -53,7 +53,8 @@ void topk_cases(KernelBench& b) {
     b.bytes("rank", scalar, got);
     const oracle::Matrix64 want = oracle::topk(widened(x, kRouterRows), chosen);
     b.bounds(
-        got, kRouterRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); }, [](int64_t, int64_t) { return 0.0; });
+        got, kRouterRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); },
+        [](int64_t, int64_t) { return 0.0; });
   });
 }
 
@@ -102,7 +103,8 @@ void expert_sum_cases(KernelBench& b) {
           [&](int64_t r, int64_t c) {
             double magnitude = 0;
             for (int64_t k = 0; k < chosen; k++)
-              magnitude += std::fabs(double(w[size_t(r * chosen + k)]) * double(x[size_t((r * chosen + k) * columns + c)]));
+              magnitude +=
+                  std::fabs(double(w[size_t(r * chosen + k)]) * double(x[size_t((r * chosen + k) * columns + c)]));
             return bounds::expert_sum(chosen, magnitude);
           });
     }
@@ -121,7 +123,8 @@ void gated_add_cases(KernelBench& b) {
       b.target.gated_add({gate.data(), shared.data(), x.data(), got.data(), columns}, 0, 2);
       b.target.gated_add({gate.data(), shared.data(), x.data(), got.data(), columns}, 2, kRouterRows);
       b.bytes("element", scalar, got);
-      const oracle::Matrix64 want = oracle::gated_add(widened(gate, kRouterRows), widened(shared, kRouterRows), widened(x, kRouterRows));
+      const oracle::Matrix64 want =
+          oracle::gated_add(widened(gate, kRouterRows), widened(shared, kRouterRows), widened(x, kRouterRows));
       b.bounds(
           got, kRouterRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
           [&](int64_t r, int64_t c) {
@@ -136,9 +139,9 @@ struct ExpertShape {
   WeightType type;
   Activations kind;
   int64_t experts, chosen, outputs, columns, tokens;
-  bool by_rank;     // x has a part per rank
-  int crowd;        // 0: any experts; 1: every row the same ones; 2: all but expert 0, which then has no row; 3: as 0, and
-                    // every third row chose nothing
+  bool by_rank;  // x has a part per rank
+  int crowd;     // 0: any experts; 1: every row the same ones; 2: all but expert 0, which then has no row; 3: as 0, and
+                 // every third row chose nothing
   Values values;
 };
 
@@ -162,7 +165,8 @@ std::vector<float> by_expert(const Kernels& k, const ExpertShape& s, const Matri
   std::vector<float> y = unwritten(size_t(s.tokens * s.chosen * s.outputs));
   const Config config;
   const Batch batch;
-  NodeContext c{p.nodes[0], p, config, batch, s.tokens, {x.data(), ids.data()}, y.data(), s.chosen * s.outputs, {}, {}, {}, nullptr, nullptr};
+  NodeContext c{p.nodes[0], p,  config, batch,   s.tokens, {x.data(), ids.data()}, y.data(), s.chosen * s.outputs,
+                {},         {}, {},     nullptr, nullptr};
   backend.begin_pass();
   backend.run(c);
   return y;
@@ -212,7 +216,8 @@ void check_experts(KernelBench& b, const ExpertShape& s) {
       }
       double limit = bounds::sum(s.columns, magnitude);
       if (quantised) {
-        const ExactProduct p = exact_product(s.type, decode_exactly(s.type, w.matrix.row(n), s.columns), row, s.kind, nullptr);
+        const ExactProduct p =
+            exact_product(s.type, decode_exactly(s.type, w.matrix.row(n), s.columns), row, s.kind, nullptr);
         limit = p.bound;
         if (s.kind != Activations::f32 && !std::isfinite(p.value)) exact = NAN;
       }
@@ -240,11 +245,22 @@ void expert_linear_cases(KernelBench& b) {
       for (int64_t tokens : {1, 2, 5, 33})
         for (bool by_rank : {false, true}) {
           const int crowd = turn % 4 == 2 && chosen == experts ? 0 : turn % 4;
-          const ExpertShape s{t.type, t.kind, experts, chosen, kOutputs[turn % 5], (t.block == 1 ? 31 : t.block) * (1 + turn % 2),
-                              tokens, by_rank, crowd, turn % 7 == 6 ? Values::non_finite : turn % 3 == 2 ? Values::mixed : Values::normal};
+          const ExpertShape s{t.type,
+                              t.kind,
+                              experts,
+                              chosen,
+                              kOutputs[turn % 5],
+                              (t.block == 1 ? 31 : t.block) * (1 + turn % 2),
+                              tokens,
+                              by_rank,
+                              crowd,
+                              turn % 7 == 6   ? Values::non_finite
+                              : turn % 3 == 2 ? Values::mixed
+                                              : Values::normal};
           turn++;
-          if (b.next(fmt::format("{} {}, {} of {} experts [{}, {}], {} rows{}, crowd {}, x {}", name_of(s.type), name_of(s.kind), chosen,
-                                 experts, s.outputs, s.columns, tokens, by_rank ? " by rank" : "", crowd, name_of(s.values))))
+          if (b.next(fmt::format("{} {}, {} of {} experts [{}, {}], {} rows{}, crowd {}, x {}", name_of(s.type),
+                                 name_of(s.kind), chosen, experts, s.outputs, s.columns, tokens,
+                                 by_rank ? " by rank" : "", crowd, name_of(s.values))))
             check_experts(b, s);
         }
 }

@@ -1,5 +1,5 @@
-// The blocks that families share: halves of a decoder layer, each from the residual stream to the residual stream, and the
-// loop over the layers. Sources: RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864, GQA arXiv:2305.13245, SwiGLU
+// The blocks that families share: halves of a decoder layer, each from the residual stream to the residual stream, and
+// the loop over the layers. Sources: RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864, GQA arXiv:2305.13245, SwiGLU
 // arXiv:2002.05202; transformers modeling_llama.py, modeling_olmo2.py, modeling_qwen3.py.
 #pragma once
 #include "engine/program.h"

@@ -36,6 +36,8 @@ ValueId mixture_block(ProgramBuilder& b, const Config& c, const LayerWeights& w,
   return b.add("ffn_residual", x, mixture(b, w, h));
 }
 
-Program qwen3_moe(const Model& m) { return decoder(m, normed_attention_block, mixture_block); }
+Program qwen3_moe(const Model& m) {
+  return decoder(m, normed_attention_block, mixture_block);
+}
 
 }  // namespace assay

@@ -1,11 +1,10 @@
 // The small ops of a mixture of experts; the experts' products are linear's and quant_linear's (cpu_backend.cpp).
 // topk: the `chosen` largest logits of a row, by falling value, ties to the lower id (-0 counts as +0). A row with a
 // NaN chooses nothing: every id is -1.
-// topk_weights: p_e = exp(x_e - max) / sum over all experts, of the chosen ones. max by the integer order of floats; the
-// sum by the float rule, lane = e mod 256. `normalised`: t = +0, t = t + p_r in rank order, then p_r / t. The weight of
-// no expert (id -1) is NaN.
-// expert_sum: acc = +0, acc = fma(w_r, y_r, acc) in rank order.
-// gated_add: y = fma(1 / (1 + exp(-gate)), shared, x), one gate per row.
+// topk_weights: p_e = exp(x_e - max) / sum over all experts, of the chosen ones. max by the integer order of floats;
+// the sum by the float rule, lane = e mod 256. `normalised`: t = +0, t = t + p_r in rank order, then p_r / t. The
+// weight of no expert (id -1) is NaN. expert_sum: acc = +0, acc = fma(w_r, y_r, acc) in rank order. gated_add: y =
+// fma(1 / (1 + exp(-gate)), shared, x), one gate per row.
 #include "engine/ops/op.h"
 #ifndef ASSAY_ISA_scalar
 #include "engine/ops/simd.h"
@@ -61,7 +60,8 @@ void topk_weights(const TopkWeightsArgs& a, int64_t begin, int64_t end) {
     const float sum = fold_halves(acc, kFloatLanes);
     float total = 0.0f;
     for (int64_t r = 0; r < a.chosen; r++) {
-      y[r] = ids[r] < 0 ? canonical_nan() : div_f32(p[(int64_t)ids[r]], sum);
+      const bool is_expert = ids[r] >= 0 && ids[r] < (float)a.experts;
+      y[r] = is_expert ? div_f32(p[(int64_t)ids[r]], sum) : canonical_nan();
       total = add_f32(total, y[r]);
     }
     for (int64_t r = 0; r < a.chosen && a.normalised; r++) y[r] = div_f32(y[r], total);

@@ -18,14 +18,17 @@ std::vector<float> topk_rule(const std::vector<float>& x, int64_t experts, int64
   for (size_t at = 0; at < x.size(); at += size_t(experts)) {
     std::vector<int64_t> ids(static_cast<size_t>(experts));
     std::iota(ids.begin(), ids.end(), int64_t(0));
-    std::stable_sort(ids.begin(), ids.end(), [&](int64_t a, int64_t b) { return x[at + size_t(a)] > x[at + size_t(b)]; });
-    const bool nan = std::any_of(x.begin() + int64_t(at), x.begin() + int64_t(at) + experts, [](float f) { return std::isnan(f); });
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](int64_t a, int64_t b) { return x[at + size_t(a)] > x[at + size_t(b)]; });
+    const bool nan =
+        std::any_of(x.begin() + int64_t(at), x.begin() + int64_t(at) + experts, [](float f) { return std::isnan(f); });
     for (int64_t r = 0; r < chosen; r++) out.push_back(nan ? -1.0f : float(ids[size_t(r)]));
   }
   return out;
 }
 
-std::vector<float> weights_rule(const std::vector<float>& x, const std::vector<float>& ids, int64_t experts, int64_t chosen, bool normalised) {
+std::vector<float> weights_rule(const std::vector<float>& x, const std::vector<float>& ids, int64_t experts,
+                                int64_t chosen, bool normalised) {
   std::vector<float> out;
   for (size_t row = 0; row < x.size() / size_t(experts); row++) {
     const float* l = &x[row * size_t(experts)];
@@ -55,13 +58,15 @@ TEST(Moe, TopkAndWeightsHaveTheBytesOfTheirRules) {
         const int64_t rows = 4;
         auto x = inputs(rng, rows * experts, kind);
         if (kind == Inputs::plain)
-          for (float& f : x) f = std::round(2 * f) / 2;   // ties
+          for (float& f : x) f = std::round(2 * f) / 2;  // ties
         const auto ids = topk_rule(x, experts, chosen);
         const bool normalised = uniform(rng, 0, 1);
         const auto weights = weights_rule(x, ids, experts, chosen, normalised);
         for (Isa isa : isas()) {
           std::vector<float> got(ids.size(), kNan), w(ids.size(), 0.0f);
-          in_random_cuts(rng, rows, [&](int64_t b, int64_t e) { kernels(isa).topk({x.data(), got.data(), experts, chosen}, b, e); });
+          in_random_cuts(rng, rows, [&](int64_t b, int64_t e) {
+            kernels(isa).topk({x.data(), got.data(), experts, chosen}, b, e);
+          });
           EXPECT_TRUE(same_bytes(got, ids)) << name_of(isa) << " " << chosen << " of " << experts;
           in_random_cuts(rng, rows, [&](int64_t b, int64_t e) {
             kernels(isa).topk_weights({x.data(), ids.data(), w.data(), experts, chosen, normalised}, b, e);
@@ -130,22 +135,25 @@ TEST(Moe, SumsAndTheGateHaveTheBytesOfTheirRules) {
   for (int64_t columns : {1, 7, 8, 15, 16, 17, 33, 64, 100, 257})
     for (Inputs kind : {Inputs::plain, Inputs::wide, Inputs::special}) {
       const int64_t rows = 3, chosen = uniform(rng, 1, 9);
-      const auto w = inputs(rng, rows * chosen), x = inputs(rng, rows * chosen * columns, kind), shared = inputs(rng, rows * columns, kind),
-                 routed = inputs(rng, rows * columns, kind);
+      const auto w = inputs(rng, rows * chosen), x = inputs(rng, rows * chosen * columns, kind),
+                 shared = inputs(rng, rows * columns, kind), routed = inputs(rng, rows * columns, kind);
       auto gate = inputs(rng, rows, kind);
       for (float& g : gate) g *= 20;
       std::vector<float> sum, gated;
       for (int64_t t = 0; t < rows; t++)
         for (int64_t c = 0; c < columns; c++) {
           float acc = 0;
-          for (int64_t r = 0; r < chosen; r++) acc = std::fma(w[size_t(t * chosen + r)], x[size_t((t * chosen + r) * columns + c)], acc);
+          for (int64_t r = 0; r < chosen; r++)
+            acc = std::fma(w[size_t(t * chosen + r)], x[size_t((t * chosen + r) * columns + c)], acc);
           sum.push_back(acc);
           const size_t i = size_t(t * columns + c);
           gated.push_back(std::fma(1.0f / (1.0f + exp_f32(-gate[size_t(t)])), shared[i], routed[i]));
         }
       for (Isa isa : isas()) {
         std::vector<float> y(sum.size());
-        in_random_cuts(rng, rows, [&](int64_t b, int64_t e) { kernels(isa).expert_sum({w.data(), x.data(), y.data(), chosen, columns}, b, e); });
+        in_random_cuts(rng, rows, [&](int64_t b, int64_t e) {
+          kernels(isa).expert_sum({w.data(), x.data(), y.data(), chosen, columns}, b, e);
+        });
         EXPECT_TRUE(same_bytes(y, sum)) << name_of(isa) << " " << columns;
         in_random_cuts(rng, rows, [&](int64_t b, int64_t e) {
           kernels(isa).gated_add({gate.data(), shared.data(), routed.data(), y.data(), columns}, b, e);
@@ -161,7 +169,8 @@ TEST(Moe, AnotherOrderOfRanksIsSeen) {
   const int64_t chosen = 8, columns = 256;
   const auto w = inputs(rng, chosen), x = inputs(rng, chosen * columns);
   std::vector<float> back_w(w.rbegin(), w.rend()), back_x;
-  for (int64_t r = chosen - 1; r >= 0; r--) back_x.insert(back_x.end(), x.begin() + r * columns, x.begin() + (r + 1) * columns);
+  for (int64_t r = chosen - 1; r >= 0; r--)
+    back_x.insert(back_x.end(), x.begin() + r * columns, x.begin() + (r + 1) * columns);
   for (Isa isa : isas()) {
     std::vector<float> y(columns), z(columns);
     kernels(isa).expert_sum({w.data(), x.data(), y.data(), chosen, columns}, 0, 1);
