@@ -16,8 +16,9 @@
 
 namespace assay {
 
-/// Whether a module can be asked for an op at all (engine/abi.h). The others are declared refusals: the CPU runs them, the same bytes.
-bool device_may_run(OpKind op);
+/// Whether a module can be asked for a node at all (engine/abi.h). The others are declared refusals: the CPU runs them, the same
+/// bytes.
+bool device_may_run(const Node& n);
 
 class DeviceBackend {
  public:

@@ -123,9 +123,19 @@ int DeviceBackend::run_attention(Run& r, const Node& n, const AssayHeads* heads,
   return t.attention(device_->handle(), &a);
 }
 
-bool device_may_run(OpKind op) {
-  return op != OpKind::topk && op != OpKind::topk_weights && op != OpKind::expert_linear && op != OpKind::expert_sum &&
-         op != OpKind::gated_add;
+bool device_may_run(const Node& n) {
+  switch (n.op) {
+    case OpKind::embed:
+    case OpKind::rms_norm:
+    case OpKind::linear:
+    case OpKind::rope:
+    case OpKind::kv_store:
+    case OpKind::attention:
+    case OpKind::silu_mul:
+    case OpKind::add: return true;
+    case OpKind::head_norm: return n.input_stride == 0;   // heads that lie apart: queries beside their gates
+    default: return false;   // mixtures of experts and gated DeltaNet
+  }
 }
 
 int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {

@@ -26,7 +26,7 @@ struct Matrices {
 };
 
 /// Weights of ops that no module has are not the device's to hold: experts.
-bool wants_weight(const Node& n) { return n.weight && device_may_run(n.op); }
+bool wants_weight(const Node& n) { return n.weight && device_may_run(n); }
 
 Matrices matrices_of(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
   Matrices m;

@@ -62,7 +62,7 @@ void check_trace(CheckOutcome& out, const DeviceVariant& v, const DumpSpec& spec
   std::set<int> seen;
   for (const TraceEntry& e : run.trace.entries) {
     const Node& n = program.nodes.at(size_t(e.node));
-    const std::string_view wanted = v.absent || !device_may_run(n.op) || (v.on_cpu && v.on_cpu(n)) ? "cpu" : device;
+    const std::string_view wanted = v.absent || !device_may_run(n) || (v.on_cpu && v.on_cpu(n)) ? "cpu" : device;
     seen.insert(e.node);
     if (v.anywhere && v.anywhere(n)) continue;
     if (e.backend != wanted) {
@@ -73,7 +73,7 @@ void check_trace(CheckOutcome& out, const DeviceVariant& v, const DumpSpec& spec
   if (seen.size() != program.nodes.size())
     out.fail(fmt::format("{}: the trace shows {} of {} nodes", v.name, seen.size(), program.nodes.size()));
   // A step that comes back to the CPU is no graph.
-  const bool whole = std::all_of(program.nodes.begin(), program.nodes.end(), [](const Node& n) { return device_may_run(n.op); });
+  const bool whole = std::all_of(program.nodes.begin(), program.nodes.end(), [](const Node& n) { return device_may_run(n); });
   if (!whole || v.absent || v.on_cpu || v.anywhere || !spec.engine.device.graph || !spec.engine.device.preload) return;
   int64_t steady = 0;
   for (const PassTraffic& t : run.trace.traffic) {
