@@ -489,6 +489,12 @@ std::string EngineReplayer::not_reproducible(const std::string& name) {
   if (!t || it == target_.kept.end()) return "the run has no such value";
   std::vector<float> x = it->second.x;
   if (int64_t(x.size()) != t->elements()) return "another number of rows";
+  if (t->dtype == DType::i64) {
+    const std::vector<int64_t> ids(x.begin(), x.end());
+    if (!t->xxh3_128.empty())
+      return xxh3_128_hex(ids.data(), ids.size() * sizeof(int64_t)) == t->xxh3_128 ? "" : "its hash differs";
+    return t->data && std::memcmp(ids.data(), t->data, ids.size() * sizeof(int64_t)) != 0 ? "its ids differ" : "";
+  }
   canonicalise(DType::f32, x.data(), int64_t(x.size()));
   if (!t->xxh3_128.empty())
     return xxh3_128_hex(x.data(), x.size() * sizeof(float)) == t->xxh3_128 ? "" : "its hash differs";
