@@ -39,7 +39,7 @@ std::vector<float> widened(const Matrix& m) {
 using NamedMatrix = std::pair<std::string, const Matrix*>;
 std::vector<NamedMatrix> matrices(const Model& m) {
   std::vector<NamedMatrix> out = {{"embed", &m.weights.embed}, {"lm_head", &m.weights.lm_head}};
-  out.emplace_back("mtp fc", &m.weights.mtp.fc);
+  if (!m.weights.mtp.fc.empty()) out.emplace_back("mtp fc", &m.weights.mtp.fc);
   for (size_t i = 0; i <= m.weights.layers.size(); i++) {
     const LayerWeights& l = m.weights.layer(i);
     for (auto [name, w] : {std::pair{"q", &l.q},

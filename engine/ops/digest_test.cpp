@@ -280,7 +280,7 @@ constexpr Wanted kWanted[] = {
     {"norms", norm_digest, 0x693f66203d5f5e4bu},
     {"rope table, rope, kv_store, attention", attention_digest, 0x5d64d12af357429fu},
     {"silu_mul, add", pointwise_digest, 0x2e291bf199f421e6u},
-    {"ops of gated DeltaNet", gdn_digest, 0x0u},
+    {"ops of gated DeltaNet", gdn_digest, 0xcab83a8d0ca0cbedu},
     {"topk, topk_weights, expert_sum, gated_add", experts_digest, 0x29270e1b85eb1155u},
 };
 
