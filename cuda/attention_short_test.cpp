@@ -105,7 +105,7 @@ struct OnDevice {
     attention.q = out, attention.y = y.get(), attention.places = places.get(), attention.cache = cache;
     attention.rows = p.rows, attention.heads = p.s.heads(), attention.longest = p.longest, attention.scale = p.scale;
     attention.heads_of = &heads;
-    d.reserve({p.rows, 32, p.s.heads(), p.s.dim, p.context});
+    d.reserve({p.rows, 32, p.s.heads(), p.s.dim, p.context, 0, 0});
   }
   void expect(const Problem& p, const After& want) const {
     const int64_t columns = p.s.heads() * p.s.dim;

@@ -92,7 +92,7 @@ struct Problem {
     return y;
   }
 
-  AssayLimits limits() const { return {int64_t(s.places.size()), 32, s.heads(), s.dim, context}; }
+  AssayLimits limits() const { return {int64_t(s.places.size()), 32, s.heads(), s.dim, context, 0, 0}; }
 };
 
 /// The problem in device memory.
@@ -274,7 +274,7 @@ TEST_F(AttentionOnDevice, ScratchOfFewRowsAndHeads) {
       const Device fresh;
       Problem p(rng, {KvType::f16, 64, 2, 3, places});
       OnDevice on(fresh, p);
-      fresh.reserve({9, 32, heads, 64, p.context});
+      fresh.reserve({9, 32, heads, 64, p.context, 0, 0});
       const int result = fresh.module().attention(fresh, &on.a);
       if (result != ASSAY_DONE) {
         EXPECT_EQ(result, ASSAY_ERROR);

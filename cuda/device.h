@@ -38,6 +38,7 @@ struct AssayDevice {
   };
   Scratch quantised;               // activations as integers (quantise.cuh)
   Scratch attention;               // scores and partial sums (attention.cu)
+  Scratch experts;                 // pairs sorted by expert (expert_linear.cu)
 };
 
 namespace assay {
@@ -168,6 +169,19 @@ int heads(AssayDevice&, const AssayHeads&);          // heads.cu
 int attention(AssayDevice&, const AssayAttention&);  // attention.cu: picks decode or prefill
 int silu_mul(AssayDevice&, const AssayBinary&);      // pointwise.cu
 int add(AssayDevice&, const AssayBinary&);           // pointwise.cu
+int sigmoid_mul(AssayDevice&, const AssayBinary&);   // pointwise.cu
+int sigmoid(AssayDevice&, const AssayUnary&);        // pointwise.cu
+int decay(AssayDevice&, const AssayDecay&);          // pointwise.cu
+int columns(AssayDevice&, const AssayColumns&);      // columns.cu
+int l2_norm(AssayDevice&, const AssayL2Norm&);       // norm.cu
+int gated_norm(AssayDevice&, const AssayGatedNorm&); // norm.cu
+int conv(AssayDevice&, const AssayConv&);            // conv.cu
+int delta_rule(AssayDevice&, const AssayDeltaRule&); // delta_rule.cu
+int topk(AssayDevice&, const AssayRouter&);          // router.cu
+int topk_weights(AssayDevice&, const AssayRouter&);  // router.cu
+int expert_linear(AssayDevice&, const AssayExpertLinear&);  // expert_linear.cu
+int expert_sum(AssayDevice&, const AssayExpertSum&);        // moe.cu
+int gated_add(AssayDevice&, const AssayGatedAdd&);          // moe.cu
 int gather(AssayDevice&, const AssayGather&);        // gather.cu
 int argmax(AssayDevice&, const AssayArgmax&);        // argmax.cu
 
@@ -179,5 +193,6 @@ int unpack(AssayDevice&, int32_t type, int64_t rows, int64_t columns, const void
 // ---- bytes of scratch, for reserve()
 size_t quantised_scratch_bytes(const AssayLimits&);  // quantise.cu
 size_t attention_scratch_bytes(const AssayDevice&, const AssayLimits&);  // attention.cu
+size_t expert_scratch_bytes(const AssayLimits&);     // expert_linear.cu
 
 }  // namespace assay

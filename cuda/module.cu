@@ -112,6 +112,7 @@ void close(AssayDevice* device) noexcept {
   for (void* memory : d->released_host) cudaFreeHost(memory);
   cudaFree(d->quantised.memory);
   cudaFree(d->attention.memory);
+  cudaFree(d->experts.memory);
   for (cudaEvent_t e : d->marks)
     if (e) cudaEventDestroy(e);
   if (d->stream) cudaStreamDestroy(d->stream);
@@ -280,12 +281,14 @@ int reserve(AssayDevice* device, const AssayLimits* limits) noexcept {
     if (d.capturing) return while_capturing(d, "reserve");
     const AssayLimits &a = d.limits, &b = *limits;
     const AssayLimits all = {std::max(a.rows, b.rows), std::max(a.columns, b.columns), std::max(a.heads, b.heads),
-                             std::max(a.head_dim, b.head_dim), std::max(a.context, b.context)};
-    const size_t quantised = quantised_scratch_bytes(all), attention = attention_scratch_bytes(d, all);
-    if (quantised > d.quantised.bytes || attention > d.attention.bytes) {
+                             std::max(a.head_dim, b.head_dim), std::max(a.context, b.context),
+                             std::max(a.experts, b.experts), std::max(a.chosen, b.chosen)};
+    const size_t quantised = quantised_scratch_bytes(all), attention = attention_scratch_bytes(d, all), experts = expert_scratch_bytes(all);
+    if (quantised > d.quantised.bytes || attention > d.attention.bytes || experts > d.experts.bytes) {
       if (const int result = synchronise(d); result != ASSAY_DONE) return result;
       if (const int result = grow(d, d.quantised, quantised); result != ASSAY_DONE) return result;
       if (const int result = grow(d, d.attention, attention); result != ASSAY_DONE) return result;
+      if (const int result = grow(d, d.experts, experts); result != ASSAY_DONE) return result;
     }
     d.limits = all;
     return int(ASSAY_DONE);
@@ -425,6 +428,19 @@ constexpr AssayModule kModule = {
     .add = entry<AssayBinary, add>,
     .gather = entry<AssayGather, gather>,
     .argmax = entry<AssayArgmax, argmax>,
+    .sigmoid_mul = entry<AssayBinary, sigmoid_mul>,
+    .sigmoid = entry<AssayUnary, sigmoid>,
+    .columns = entry<AssayColumns, columns>,
+    .l2_norm = entry<AssayL2Norm, l2_norm>,
+    .gated_norm = entry<AssayGatedNorm, gated_norm>,
+    .decay = entry<AssayDecay, decay>,
+    .conv = entry<AssayConv, conv>,
+    .delta_rule = entry<AssayDeltaRule, delta_rule>,
+    .topk = entry<AssayRouter, topk>,
+    .topk_weights = entry<AssayRouter, topk_weights>,
+    .expert_linear = entry<AssayExpertLinear, expert_linear>,
+    .expert_sum = entry<AssayExpertSum, expert_sum>,
+    .gated_add = entry<AssayGatedAdd, gated_add>,
 };
 
 }  // namespace

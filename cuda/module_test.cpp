@@ -22,7 +22,7 @@ TEST(Module, LaunchesThatNoDeviceTakesAreErrors) {
 TEST(Module, ReserveThatDoesNotFitChangesNothing) {
   const Setting setting("ASSAY_SIMT_MEMORY", memory_with_room(8000000).c_str());
   const Device d;
-  const AssayLimits small{4, 256, 4, 64, 128}, large{4096, 1 << 14, 64, 128, 1 << 15};
+  const AssayLimits small{4, 256, 4, 64, 128, 0, 0}, large{4096, 1 << 14, 64, 128, 1 << 15, 0, 0};
   d.reserve(small);
   const AssayCounters before = d.counters();
   EXPECT_EQ(d.module().reserve(d, &large), ASSAY_OUT_OF_MEMORY);
@@ -76,7 +76,7 @@ TEST(Module, NoDeviceOrNoArgumentsIsAnErrorAndNothingMoreHappens) {
   double seconds = 0;
   AssayDeviceInfo info;
   AssayCounters counters{};
-  const AssayLimits limits{1, 32, 1, 32, 32};
+  const AssayLimits limits{1, 32, 1, 32, 32, 0, 0};
   const std::vector<int> results = {
       m.info(none, &info), m.allocate(none, 1, &memory), m.allocate_host(none, 1, &memory), m.upload(none, &info, &info, 1),
       m.download(none, &info, &info, 1), m.fill(none, &info, 0, 1), m.copy(none, &info, &info, 1), m.finish(none), m.mark(none, 0),
@@ -125,7 +125,7 @@ TEST(Module, NoDeviceOrNoArgumentsIsAnErrorAndNothingMoreHappens) {
   void* graph = nullptr;
   d.ok(m.capture_end(d, &graph));
   m.release_graph(d, graph);
-  for (const AssayLimits& few : {AssayLimits{0, 1, 1, 1, 1}, {1, 1, 0, 1, 1}, {1, 1, 1, 0, 1}, {1, 1, 1, 1, 0}}) {
+  for (const AssayLimits& few : {AssayLimits{0, 1, 1, 1, 1, 0, 0}, {1, 1, 0, 1, 1, 0, 0}, {1, 1, 1, 0, 1, 0, 0}, {1, 1, 1, 1, 0, 0, 0}}) {
     const Device fresh;
     fresh.reserve(few);  // no attention is asked for
   }
@@ -165,7 +165,7 @@ struct Everything {
     return out;
   }
   Everything() {
-    d.reserve({40, 512, 8, 320, 320});
+    d.reserve({40, 512, 8, 320, 320, 0, 0});
     d.finish();
   }
   AssayCache cache(int32_t type, int64_t dim) const { return {type, 0, 1, 1, 64, dim, k.get(), v.get()}; }
@@ -221,7 +221,7 @@ TEST(Module, EveryCallThatFailsIsAnErrorWithWords) {
   void* memory = nullptr;
   float host[4] = {};
   AssayDeviceInfo info;
-  const AssayLimits more{80, 1024, 16, 320, 640};
+  const AssayLimits more{80, 1024, 16, 320, 640, 0, 0};
   expect_errors("info", [&](Everything& e) { return m.info(e.d, &info); });
   expect_errors("allocate", [&](Everything& e) {
     const int result = m.allocate(e.d, 16, &memory);

@@ -10,10 +10,14 @@
 // before wait_for_previous(). Activations come from L1 or L2 into registers, two blocks ahead.
 // Bytes moved: each packed byte once per chunk, the codes of a chunk once per tile.
 //
+// By expert (experts.cuh): a chunk's pairs have an expert in common, whose rows of the matrix they are multiplied with, and each
+// product goes where its pair's is. Which expert that is is known behind wait_for_previous() only.
+//
 // PRECOND: quantise_tokens() wrote chunks of 8. Any rows, columns a multiple of 32, any outputs.
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/experts.cuh"
 #include "cuda/quant_group.cuh"
 #include "cuda/quantise.cuh"
 
@@ -23,6 +27,7 @@ constexpr int kFewThreads = 256, kFewRows = 32;
 
 struct FewArgs : MatrixOnTokens {
   int32_t tiles;
+  ExpertChunks chunks;  // by expert; `outputs` are one expert's then
 };
 
 /// Bytes of a stage: per row, in planes of their own, codes [block][part][lane] 16, high [block][lane], scales [lane][block],
@@ -51,7 +56,7 @@ struct TokenFragment {
 /// Copies kRowBytes of each of 32 rows; `real` bytes of them exist, the rest becomes zeros.
 template <int kRowBytes, int kStride>
 __device__ __forceinline__ void copy_rows_of_plane(unsigned char* to, const unsigned char* plane, int64_t row_stride, int64_t first_row,
-                                                   int last_row, int64_t offset, int real) {
+                                                   int64_t last_row, int64_t offset, int real) {
   constexpr int kPieces = kRowBytes / 16;
   if constexpr (kRowBytes > 0) {
 #pragma unroll
@@ -66,20 +71,37 @@ __device__ __forceinline__ void copy_rows_of_plane(unsigned char* to, const unsi
   }
 }
 
-template <int32_t kType, int kDigits>
+template <int32_t kType, int kDigits, bool kByExpert>
 __global__ void __launch_bounds__(kFewThreads, 2) few(const FewArgs a) {
   using Stage = FewStage<kType>;
   constexpr int kStages = Stage::kStages;
   SHARED_BYTES(shared);
   const int tid = (int)threadIdx.x, lane = lane_of_warp(), j = tid / 32, r = lane / 4, q = lane % 4;
   let_next_start();
+  int64_t first_row = 0;
+  const int32_t* pairs = nullptr;
+  if constexpr (kByExpert) {
+    wait_for_previous();
+    const int32_t expert = a.chunks.expert[blockIdx.y];
+    if (expert == kNoChunk) return;
+    pairs = a.chunks.pairs + (int64_t)blockIdx.y * kChunkPairs;
+    if (expert == kNoExpert) {
+      for (int i = 0; i < kChunkPairs; i++) {
+        for (int64_t n = (int64_t)blockIdx.x * kFewThreads + tid; n < a.outputs && pairs[i] >= 0; n += (int64_t)gridDim.x * kFewThreads) {
+          a.y[(int64_t)pairs[i] * a.outputs + n] = canonical_nan();
+        }
+      }
+      return;
+    }
+    first_row = (int64_t)expert * a.outputs;
+  }
 
   int fill_tile = (int)blockIdx.x, fill_quad = 0, fill_stage = 0;
   const auto fill = [&] {
     if (fill_tile < a.tiles) {
       unsigned char* stage = shared + fill_stage * Stage::kBytes;
-      const int64_t row = (int64_t)fill_tile * kFewRows;
-      const int last = a.outputs - 1, blocks = a.blocks - fill_quad * kQuadBlocks;  // that exist, from this quad on
+      const int64_t row = first_row + (int64_t)fill_tile * kFewRows, last = first_row + a.outputs - 1;
+      const int blocks = a.blocks - fill_quad * kQuadBlocks;  // that exist, from this quad on
       copy_rows_of_plane<Stage::kCodesData, Stage::kCodesRow>(stage, a.weights, a.codes_row, row, last,
                                                               (int64_t)fill_quad * Stage::kCodesData, blocks * (Stage::kCodesData / 4));
       copy_rows_of_plane<Stage::kHighData, Stage::kHighRow>(stage + Stage::kHigh, a.weights + a.high, a.high_row, row, last,
@@ -95,7 +117,7 @@ __global__ void __launch_bounds__(kFewThreads, 2) few(const FewArgs a) {
   };
 #pragma unroll
   for (int i = 0; i < kStages - 1; i++) fill();
-  wait_for_previous();
+  if constexpr (!kByExpert) wait_for_previous();
 
   // Where this thread's activations of (block 0, lane j) lie; a block on is kBlockGroups groups on.
   const int64_t group = (int64_t)blockIdx.y * a.x.blocks * kBlockGroups + j;
@@ -181,8 +203,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) few(const FewArgs a) {
     }
     sync_block();  // the one of the next stage keeps the next tile's sums away from who still reads these
     const int row = tid % kFewRows, in_chunk = tid / kFewRows, output = tile * kFewRows + row;
-    const int token = (int)blockIdx.y * kFewTokens + in_chunk;
-    if (output < a.outputs && token < a.tokens) {
+    const int token = kByExpert ? pairs[in_chunk] : (int)blockIdx.y * kFewTokens + in_chunk;
+    if (output < a.outputs && token >= 0 && token < a.tokens) {
       float v[8];
 #pragma unroll
       for (int l = 0; l < 8; l++) v[l] = lane_sums[(l * kFewRows + row) * kFewTokens + in_chunk];
@@ -215,7 +237,43 @@ int quant_few(AssayDevice& d, const AssayLinear& a) {
     g.tiles = int32_t((w.rows + kFewRows - 1) / kFewRows);
     const dim3 grid = dim3(unsigned(std::min<int64_t>(g.tiles, 2 * d.processors)), unsigned(chunks));
     with_type_and_digits(w.type, a.activations, [&]<int32_t kType, int kDigits>() {
-      result = launch(d, variant_name("few", kType, kDigits).c_str(), Overlap::yes, few<kType, kDigits>, grid, kFewThreads,
+      result = launch(d, variant_name("few", kType, kDigits).c_str(), Overlap::yes, few<kType, kDigits, false>, grid, kFewThreads,
+                      size_t(FewStage<kType>::kShared), g);
+    });
+  }
+  return result;
+}
+
+int few_by_expert(AssayDevice& d, const AssayExpertLinear& a) {
+  const int64_t chunks = most_chunks(a.rows * a.chosen, a.experts);
+  AssayLinear one = {};  // what each matrix is to a row
+  one.activations = a.activations;
+  one.count = a.count;
+  one.x = a.x;
+  one.rows = std::max<int64_t>(a.rows * a.chosen, 1);
+  bool fits = chunks <= 65535 && !a.gated;
+  for (int i = 0; i < a.count; i++) {
+    one.w[i] = a.w[i];
+    with_type_and_digits(a.w[i].type, a.activations,
+                         [&]<int32_t kType, int>() { fits = fits && size_t(FewStage<kType>::kShared) <= d.shared_limit; });
+  }
+  if (!fits || !linear_on_tokens(one)) return ASSAY_REFUSED;
+  if (a.rows == 0) return ASSAY_DONE;
+  FewArgs g = {};
+  int result = sort_by_expert(d, a, g.chunks);
+  const PairsOfTokens pairs = {g.chunks.pairs, int32_t(a.by_rank ? 1 : a.chosen)};
+  one.rows = chunks * kChunkPairs;
+  if (result == ASSAY_DONE) result = quantise_tokens(d, one, kFewTokens, g.x, pairs);
+  for (int i = 0; i < a.count && result == ASSAY_DONE; i++) {
+    const AssayWeight& w = a.w[i];
+    set_matrix(one, i, g);
+    g.outputs = int32_t(w.rows / a.experts);
+    g.tokens = int32_t(a.rows * a.chosen);
+    g.y = a.y[i];
+    g.tiles = int32_t((g.outputs + kFewRows - 1) / kFewRows);
+    const dim3 grid = dim3(unsigned(g.tiles), unsigned(chunks));
+    with_type_and_digits(w.type, a.activations, [&]<int32_t kType, int kDigits>() {
+      result = launch(d, variant_name("experts", kType, kDigits).c_str(), Overlap::yes, few<kType, kDigits, true>, grid, kFewThreads,
                       size_t(FewStage<kType>::kShared), g);
     });
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cuda/device.h"
+#include "cuda/experts.cuh"
 #include "cuda/quantise.cuh"
 
 namespace assay {
@@ -16,12 +17,18 @@ constexpr int kQuantiseThreads = 256;
 
 template <int kDigits>
 __global__ void __launch_bounds__(kQuantiseThreads)
-    quantise_rows(const float* x, const float* norm, float eps, int columns, QuantisedTokens out) {
+    quantise_rows(const float* x, const float* norm, float eps, int columns, QuantisedTokens out, PairsOfTokens pairs) {
   SHARED_BYTES(shared);
   const int64_t t = blockIdx.x;
   let_next_start();
   wait_for_previous();
-  const float* row = x + t * columns;
+  int64_t of = t;
+  if (pairs.pairs) {
+    of = pairs.pairs[t];
+    if (of < 0) return;  // what lies there is anything
+    of /= pairs.per_row;
+  }
+  const float* row = x + of * columns;
   float r = 1.0f;
   if (norm) r = block_reciprocal_rms(hold_row(row, columns), row, columns, eps, reinterpret_cast<float*>(shared));
   const int eights = out.blocks * kBlockColumns / 8;  // a multiple of 32: warps stay whole
@@ -56,7 +63,9 @@ __global__ void __launch_bounds__(kQuantiseThreads)
 static int64_t whole_chunks(int64_t rows, int64_t chunk) { return (rows + chunk - 1) / chunk * chunk; }
 
 size_t quantised_scratch_bytes(const AssayLimits& limits) {
-  return size_t(whole_chunks(std::max<int64_t>(limits.rows, 1), kTileTokens)) *
+  const int64_t rows = whole_chunks(std::max<int64_t>(limits.rows, 1), kTileTokens);
+  const int64_t by_expert = most_chunks(limits.rows * limits.chosen, limits.experts) * kChunkPairs;
+  return size_t(std::max(rows, by_expert)) *
          size_t(quantised_row_bytes(std::max<int64_t>(limits.columns, 1), 2));
 }
 
@@ -85,7 +94,7 @@ void set_matrix(const AssayLinear& a, int which, MatrixOnTokens& g) {
   g.bias = a.bias[which], g.residual = a.residual, g.y = a.y[which];
 }
 
-int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out) {
+int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out, PairsOfTokens pairs) {
   const int64_t columns = a.w[0].columns, rows = whole_chunks(a.rows, chunk);
   const int digits = a.activations == ASSAY_ACTIVATIONS_S16 ? 2 : 1;
   const size_t bytes = size_t(rows) * size_t(quantised_row_bytes(columns, digits));
@@ -101,9 +110,11 @@ int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTo
   const size_t shared = kFloatLanes * sizeof(float);
   const char* variant = a.norm ? "norm_quantise" : "quantise";
   if (digits == 2) {
-    return launch(d, variant, Overlap::yes, quantise_rows<2>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out);
+    return launch(d, variant, Overlap::yes, quantise_rows<2>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out,
+                  pairs);
   }
-  return launch(d, variant, Overlap::yes, quantise_rows<1>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out);
+  return launch(d, variant, Overlap::yes, quantise_rows<1>, grid, kQuantiseThreads, shared, a.x, a.norm, a.eps, int(columns), out,
+                  pairs);
 }
 
 }  // namespace assay

@@ -183,12 +183,18 @@ struct MatrixOnTokens {
   float* y;
 };
 
+/// Tokens that are sorted pairs (experts.cuh): token t is row pairs[t] / per_row of x; -1: of nothing.
+struct PairsOfTokens {
+  const int32_t* pairs;  // null: token t is row t
+  int32_t per_row;
+};
+
 // ---- host, quantise.cu
 /// Whether quant_few and quant_gemm can do it: a quantised type and width for all, nothing fused but norm, bias and residual.
 bool linear_on_tokens(const AssayLinear& a);
 /// Queues the quantisation of a.x (normed first where a.norm is given) into device.quantised, in chunks of `chunk` tokens.
 /// DONE fills `out`. Precondition: linear_on_tokens(a).
-int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out);
+int quantise_tokens(AssayDevice& d, const AssayLinear& a, int chunk, QuantisedTokens& out, PairsOfTokens pairs = {nullptr, 1});
 /// All of it but x. Precondition: linear_on_tokens(a).
 void set_matrix(const AssayLinear& a, int which, MatrixOnTokens& out);
 

@@ -314,7 +314,7 @@ void check_argmax(const std::vector<float>& x, int64_t columns, bool scratch, co
   std::vector<int32_t> want;
   for (int64_t i = 0; i < rows; i++) want.push_back(reference_argmax(x.data() + i * columns, columns));
   const Device device;
-  if (scratch) device.reserve({rows, 64, 2, 32, 64});
+  if (scratch) device.reserve({rows, 64, 2, 32, 64, 0, 0});
   const Buffer<float> dx(device, x);
   const Buffer<int32_t> ids(device, size_t(rows));
   const AssayArgmax a{dx.get(), ids.get(), rows, columns};
@@ -419,7 +419,7 @@ TEST(CudaSimpleOps, ACapturedChainFollowsIdsAndPlaces) {
   const auto weight = inputs(rng, columns), head_weight = inputs(rng, 64);
   const Device device;
   const AssayModule& m = device.module();
-  device.reserve({s.rows, columns, heads, 64, s.context});
+  device.reserve({s.rows, columns, heads, 64, s.context, 0, 0});
   const PackedWeight packed(device, table.matrix);
   Buffer<int32_t> ids(device, std::vector<int32_t>(size_t(s.rows), 0));
   Buffer<AssayPlace> places(device, s.device_places());

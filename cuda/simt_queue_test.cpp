@@ -155,7 +155,7 @@ TEST(Simt, ACaptureRecordsCopiesAndRefusesWhatWaitsOrAllocates) {
   void *host = nullptr, *memory = nullptr, *graph = nullptr;
   d.ok(d.module().allocate_host(d, 16, &host));
   auto* step = static_cast<float*>(host);
-  const AssayLimits limits{1, 32, 1, 32, 32};
+  const AssayLimits limits{1, 32, 1, 32, 32, 0, 0};
   const AssayCounters before = d.counters();
   d.ok(d.module().capture_begin(d));
   EXPECT_EQ(d.module().allocate(d, 16, &memory), ASSAY_ERROR);

@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define ASSAY_ABI_VERSION 2
+#define ASSAY_ABI_VERSION 3
 
 enum { ASSAY_DONE = 1, ASSAY_REFUSED = 0, ASSAY_ERROR = -1, ASSAY_OUT_OF_MEMORY = -2 };
 
@@ -93,8 +93,26 @@ typedef struct AssayNorm { /* heads 0: rms_norm over columns (float rule); else 
   float* y;
   int64_t rows, columns, heads, head_dim;
   float eps;
-  float reserved;
+  int32_t stride; /* heads: columns of x from a head to the next; 0: head_dim. y is dense */
 } AssayNorm;
+
+typedef struct AssayL2Norm { /* per head by the head rule: r = 1 / sqrt(sum + 1e-6), y = (x * r) * scale */
+  const float* x; /* [rows, x_columns], from the first head's first column on */
+  float* y;       /* [rows, heads*head_dim] */
+  int64_t rows, x_columns, heads, head_dim;
+  float scale;
+  float reserved;
+} AssayL2Norm;
+
+typedef struct AssayGatedNorm { /* per head by the head rule: y = ((x * r) * w) * silu(z) */
+  const float* x; /* x, z, y: [rows, heads*head_dim] */
+  const float* z;
+  const float* w; /* [head_dim] */
+  float* y;
+  int64_t rows, heads, head_dim;
+  float eps;
+  float reserved;
+} AssayGatedNorm;
 
 typedef struct AssayLinear { /* y[i][t][n] = sum_k w[i][n][k] x[t][k], + bias[i][n] */
   int32_t activations; /* of quantised weights */
@@ -160,12 +178,117 @@ typedef struct AssayAttention { /* causal: row t over positions 0 .. places[t].p
   const AssayHeads* heads_of;
 } AssayAttention;
 
-typedef struct AssayBinary { /* silu_mul: y = silu(a) * b; add: y = a + b. y may be a or b */
+typedef struct AssayBinary { /* silu_mul: y = silu(a) * b; sigmoid_mul: y = a * sigmoid(b); add: y = a + b. y may be a or b */
   const float* a;
   const float* b;
   float* y;
   int64_t rows, columns;
 } AssayBinary;
+
+typedef struct AssayUnary { /* sigmoid: y = 1 / (1 + exp(-x)). y may be x */
+  const float* x;
+  float* y;
+  int64_t rows, columns;
+} AssayUnary;
+
+typedef struct AssayColumnRun { /* columns [from + i*stride, + width) of x become [to + i*width, + width) of y, for i < count */
+  const float* x;
+  int64_t x_columns, from, stride, to, count, width;
+} AssayColumnRun;
+typedef struct AssayColumns { /* columns of up to four inputs side by side: every column of y is in exactly one run */
+  AssayColumnRun runs[4];
+  int32_t count;
+  int32_t reserved;
+  float* y; /* [rows, columns] */
+  int64_t rows, columns;
+} AssayColumns;
+
+typedef struct AssayDecay { /* y = w[0] * softplus(x + w[1]) */
+  const float* x; /* [rows, heads] */
+  const float* w; /* [2, heads]: rate, dt */
+  float* y;
+  int64_t rows, heads;
+} AssayDecay;
+
+typedef struct AssaySpan { /* consecutive rows of one sequence, which follow what a state has seen */
+  int32_t entry; /* of the state, before the first of them */
+  int32_t reserved;
+  int64_t first, rows;
+} AssaySpan;
+
+/* Recurrent states of one gated DeltaNet layer. An entry is what a sequence has after some row:
+   conv [width][channels], the last inputs, the oldest first; state [v_heads][k_dim][v_dim]. */
+typedef struct AssayStates {
+  int64_t entries, width, channels, v_heads, k_dim, v_dim;
+  int64_t stride; /* floats from an entry to the next one, of conv and of state */
+  float* conv;
+  float* state;
+  const AssaySpan* spans;  /* [span_count]: of this pass */
+  /* [rows]: the entry that takes the state behind the row; -1: none. Behind a span's last row that may be the span's own, behind
+     others it is one that no span of the pass reads. */
+  const int32_t* after;
+  int64_t span_count;
+} AssayStates;
+
+typedef struct AssayConv { /* causal depthwise convolution over a sequence's rows, then silu */
+  const float* x; /* [rows, channels] */
+  const float* w; /* [width, channels]: the oldest input's tap first */
+  float* y;       /* [rows, channels] */
+  int64_t rows;
+  AssayStates states;
+} AssayConv;
+
+typedef struct AssayDeltaRule { /* the gated delta rule, row after row */
+  const float* q; /* [rows, k_heads*k_dim] */
+  const float* k;
+  const float* v;     /* [rows, v_heads*v_dim] */
+  const float* beta;  /* [rows, v_heads] */
+  const float* decay; /* [rows, v_heads]: a log */
+  float* y;           /* [rows, v_heads*v_dim] */
+  int64_t rows, k_heads;
+  AssayStates states;
+} AssayDeltaRule;
+
+/* Ids of experts are whole numbers in f32, -1: no expert. topk: ids of the `chosen` largest logits, and where `weights` is given
+   what topk_weights makes of them; a row with a NaN chooses nothing. topk_weights: of ids that are given. */
+typedef struct AssayRouter {
+  const float* logits; /* [rows, experts] */
+  float* ids;          /* [rows, chosen]; topk_weights reads them */
+  float* weights;      /* [rows, chosen] */
+  int64_t rows, experts, chosen;
+  int32_t normalised; /* a row's weights are divided by their sum */
+  int32_t reserved;
+} AssayRouter;
+
+/* y[t][r] = the rows of expert ids[t][r] in w, times x[t], or x[t][r] where `by_rank`; NaN where there is no expert. */
+typedef struct AssayExpertLinear {
+  int32_t activations; /* of quantised weights */
+  int32_t count;       /* matrices that share x: 1 or 2 */
+  AssayWeight w[2];    /* [experts * outputs, columns]: all experts behind each other */
+  float* y[2];         /* [rows, chosen, outputs] */
+  const float* x;      /* [rows, columns] or [rows, chosen, columns] */
+  const float* ids;    /* [rows, chosen] */
+  int64_t rows, experts, chosen;
+  int32_t by_rank;
+  int32_t gated;       /* fused form, count 2: y[0] = silu(w[0] x) * (w[1] x); y[1] is null */
+} AssayExpertLinear;
+
+typedef struct AssayExpertSum { /* y[t] = sum over r of weights[t][r] * x[t][r], in rank order */
+  const float* weights; /* [rows, chosen] */
+  const float* x;       /* [rows, chosen, columns] */
+  float* y;             /* [rows, columns] */
+  int64_t rows, chosen, columns;
+  const float* residual; /* fused form, null: not asked for. y = residual + sum */
+} AssayExpertSum;
+
+typedef struct AssayGatedAdd { /* y = sigmoid(gate[t]) * shared + x. y may be x or shared */
+  const float* gate; /* [rows] */
+  const float* shared;
+  const float* x;
+  float* y; /* [rows, columns] */
+  int64_t rows, columns;
+  const float* residual; /* fused form, null: not asked for. y = residual + that */
+} AssayGatedAdd;
 
 typedef struct AssayGather { /* y[i] = x[index[i]] */
   const float* x;
@@ -185,6 +308,7 @@ typedef struct AssayLimits {
   int64_t rows;    /* token rows of a pass */
   int64_t columns; /* inputs of a linear */
   int64_t heads, head_dim, context;
+  int64_t experts, chosen; /* of products by expert: of all, and of each row; 0: there are none */
 } AssayLimits;
 
 typedef struct AssayModule {
@@ -243,6 +367,20 @@ typedef struct AssayModule {
   int (*add)(AssayDevice*, const AssayBinary*);
   int (*gather)(AssayDevice*, const AssayGather*);
   int (*argmax)(AssayDevice*, const AssayArgmax*);
+
+  int (*sigmoid_mul)(AssayDevice*, const AssayBinary*); /* y = a * sigmoid(b) */
+  int (*sigmoid)(AssayDevice*, const AssayUnary*);
+  int (*columns)(AssayDevice*, const AssayColumns*);
+  int (*l2_norm)(AssayDevice*, const AssayL2Norm*);
+  int (*gated_norm)(AssayDevice*, const AssayGatedNorm*);
+  int (*decay)(AssayDevice*, const AssayDecay*);
+  int (*conv)(AssayDevice*, const AssayConv*);
+  int (*delta_rule)(AssayDevice*, const AssayDeltaRule*);
+  int (*topk)(AssayDevice*, const AssayRouter*);
+  int (*topk_weights)(AssayDevice*, const AssayRouter*);
+  int (*expert_linear)(AssayDevice*, const AssayExpertLinear*);
+  int (*expert_sum)(AssayDevice*, const AssayExpertSum*);
+  int (*gated_add)(AssayDevice*, const AssayGatedAdd*);
 } AssayModule;
 
 typedef const AssayModule* (*AssayModuleFn)(void);

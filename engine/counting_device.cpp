@@ -138,6 +138,19 @@ AssayModule counting_table(const AssayModule& real) {
   if (real.add) t.add = asked<&AssayModule::add, AssayBinary>;
   if (real.gather) t.gather = asked<&AssayModule::gather, AssayGather>;
   if (real.argmax) t.argmax = asked<&AssayModule::argmax, AssayArgmax>;
+  if (real.sigmoid_mul) t.sigmoid_mul = asked<&AssayModule::sigmoid_mul, AssayBinary>;
+  if (real.sigmoid) t.sigmoid = asked<&AssayModule::sigmoid, AssayUnary>;
+  if (real.columns) t.columns = asked<&AssayModule::columns, AssayColumns>;
+  if (real.l2_norm) t.l2_norm = asked<&AssayModule::l2_norm, AssayL2Norm>;
+  if (real.gated_norm) t.gated_norm = asked<&AssayModule::gated_norm, AssayGatedNorm>;
+  if (real.decay) t.decay = asked<&AssayModule::decay, AssayDecay>;
+  if (real.conv) t.conv = asked<&AssayModule::conv, AssayConv>;
+  if (real.delta_rule) t.delta_rule = asked<&AssayModule::delta_rule, AssayDeltaRule>;
+  if (real.topk) t.topk = asked<&AssayModule::topk, AssayRouter>;
+  if (real.topk_weights) t.topk_weights = asked<&AssayModule::topk_weights, AssayRouter>;
+  if (real.expert_linear) t.expert_linear = asked<&AssayModule::expert_linear, AssayExpertLinear>;
+  if (real.expert_sum) t.expert_sum = asked<&AssayModule::expert_sum, AssayExpertSum>;
+  if (real.gated_add) t.gated_add = asked<&AssayModule::gated_add, AssayGatedAdd>;
   return t;
 }
 

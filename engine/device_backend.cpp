@@ -17,9 +17,10 @@ static_assert(int(KvType::f32) == ASSAY_F32 && int(KvType::f16) == ASSAY_F16 && 
 static_assert(int(Activations::s16) == ASSAY_ACTIVATIONS_S16 && int(Activations::f32) == ASSAY_ACTIVATIONS_F32);
 
 DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model, const Program& program, DeviceOptions options,
-                             Activations activations, const std::vector<KvLayer>& caches, const RopeTable& rope, bool poison)
+                             Activations activations, const std::vector<KvLayer>& caches, const std::vector<GdnLayer>& states,
+                             const RopeTable& rope, bool poison)
     : device_(std::move(device)), model_(model), program_(program), options_(std::move(options)), activations_(activations),
-      host_caches_(caches), rope_(rope), poison_(poison),
+      host_caches_(caches), host_states_(states), rope_(rope), poison_(poison),
       weights_(*device_,
                plan_weights(program,
                             [&] {
@@ -27,11 +28,13 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Device> device, const Model& model,
                               // What caches, tables and the values of long passes need is left alone.
                               uint64_t kv = 0;
                               for (const KvLayer& l : caches) kv += 2 * uint64_t(l.elements()) * size_of(l.type);
+                              for (const GdnLayer& g : states) kv += uint64_t(g.slots * g.floats()) * sizeof(float);
                               const uint64_t free = device_->free_bytes(), rest = kv + (rope.cos.size() + rope.sin.size()) * 4;
                               return free > rest ? (free - rest) / 10 * 9 : 0;
                             }(),
                             [&](const Matrix& m) { return device_->packed_bytes(m); }),
-               options_.preload) {
+               options_.preload),
+      states_(*device_, states, poison) {
   if (options_.shadow) options_.fused = options_.graph = false;
   if (options_.timed) options_.graph = false;
   for (const Node& n : program_.nodes)
@@ -156,11 +159,12 @@ DeviceBytes DeviceBackend::memory() const {
   weights_.count(b);
   b.rope = cos_.bytes() + sin_.bytes();
   for (const DeviceMemory& m : cache_memory_) b.kv += m.bytes();
+  b.gdn = states_.bytes();
   for (const Plan* plan : {rows_.get(), one_row_.get()})
     for (const Values* v : {plan ? &plan->shared : nullptr, plan ? &plan->kept : nullptr}) {
       if (!v) continue;
       for (const DeviceMemory& m : v->memory) b.values += m.bytes();
-      b.values += v->gathered.bytes();
+      b.values += v->gathered.bytes() + v->hidden.bytes();
       b.io += v->inputs.bytes();
       b.host_io += v->host_inputs.bytes();
     }
@@ -191,7 +195,11 @@ void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_r
       v.gathered = DeviceMemory();
       v.gathered = device_->allocate(size_t(std::max<int64_t>(v.logit_rows, 1) * widest) * sizeof(float), "rows of logits");
     }
-    const size_t inputs = size_t(v.rows) * (sizeof(AssayPlace) + sizeof(int32_t)) + size_t(v.logit_rows) * sizeof(int32_t);
+    const size_t inputs = size_t(v.rows) * (sizeof(AssayPlace) + sizeof(AssaySpan) + 2 * sizeof(int32_t)) + size_t(v.logit_rows) * sizeof(int32_t);
+    if (program_.hidden != kNoValue) {
+      v.hidden = DeviceMemory();
+      v.hidden = device_->allocate(size_t(v.rows * model_.config.hidden) * sizeof(float), "hidden states of a pass");
+    }
     v.inputs = DeviceMemory();
     v.host_inputs = DeviceMemory();
     v.inputs = device_->allocate(inputs, "inputs of a pass");
@@ -209,7 +217,9 @@ void DeviceBackend::prepare(Plan& plan, Values& v, int64_t rows, int64_t logit_r
   AssayLimits want = reserved_;
   want.rows = std::max(want.rows, rows);
   for (const Node& n : program_.nodes)
-    if (n.op == OpKind::linear) want.columns = std::max(want.columns, n.weight->columns);
+    if (n.op == OpKind::linear || n.op == OpKind::expert_linear) want.columns = std::max(want.columns, n.weight->columns);
+  want.experts = model_.config.experts;
+  want.chosen = model_.config.experts_per_token;
   want.heads = model_.config.heads;
   want.head_dim = model_.config.head_dim;
   want.context = host_caches_.empty() ? 0 : host_caches_[0].context;
@@ -246,7 +256,10 @@ void DeviceBackend::state_to_host(int layer) {
   std::vector<bool>& behind = device_only_.at(size_t(layer));
   for (size_t s = 0; s < behind.size(); s++) {
     if (!behind[s]) continue;
-    copy_state(layer, int(s), 0, written_of(layer)[s], false);
+    if (states_.has(layer))
+      states_.to_host(layer, int(s), DeviceStates::Part::both);
+    else
+      copy_state(layer, int(s), 0, written_of(layer)[s], false);
     behind[s] = false;
     any = true;
   }
@@ -254,10 +267,19 @@ void DeviceBackend::state_to_host(int layer) {
 }
 
 void DeviceBackend::state_from_host(int layer, int slot, int64_t length) {
-  copy_state(layer, slot, 0, length, true);
+  if (states_.has(layer))
+    states_.to_device(layer, slot, DeviceStates::Part::both);
+  else
+    copy_state(layer, slot, 0, length, true);
   written_of(layer)[size_t(slot)] = length;
   device_only_[size_t(layer)][size_t(slot)] = false;
   device_->finish();
+}
+
+void DeviceBackend::roll_back(int slot, int64_t rows) {
+  states_.roll_back(slot, rows);
+  for (size_t l = 0; l < host_states_.size(); l++)
+    if (states_.has(int(l))) device_only_[l][size_t(slot)] = true;
 }
 
 void DeviceBackend::truncate(int slot, int64_t length, bool mtp) {
@@ -274,6 +296,7 @@ void DeviceBackend::truncate(int slot, int64_t length, bool mtp) {
         device_->fill(static_cast<std::byte*>(c.v) + at, 0xff, bytes);
       }
   written = std::min(length, written);
+  if (length == 0 && !mtp) states_.forget(slot);
   if (length == 0)
     for (size_t l = first; l < last; l++) device_only_[l][size_t(slot)] = false;
 }

@@ -12,15 +12,17 @@
 #include "engine/device.h"
 #include "engine/device_options.h"
 #include "engine/device_plan.h"
+#include "engine/device_states.h"
 #include "engine/device_weights.h"
 
 namespace assay {
 
 class DeviceBackend {
  public:
-  /// `caches` are the engine's host caches, of which the device gets a mirror; they, model, program and rope outlive this.
+  /// `caches` and `states` are the engine's on the host, of which the device gets a mirror; they, model, program and rope outlive
+  /// this.
   DeviceBackend(std::shared_ptr<Device> device, const Model& model, const Program& program, DeviceOptions options,
-                Activations activations, const std::vector<KvLayer>& caches, const RopeTable& rope, bool poison);
+                Activations activations, const std::vector<KvLayer>& caches, const std::vector<GdnLayer>& states, const RopeTable& rope, bool poison);
   ~DeviceBackend();
 
   /// One physical pass. Returns the logits of batch.logit_rows on the host, valid until the next call; null if there are none.
@@ -30,11 +32,14 @@ class DeviceBackend {
 
   /// Whether a pass of this batch writes the value at all, or a fused step keeps it inside.
   bool materialises(const Batch& batch, ValueId value);
-  /// Host copy of a layer's caches up to date.
+  /// Host copy of a layer's caches and recurrent states up to date.
   void state_to_host(int layer);
   /// The slot has no positions >= length any more, in the model's layers or in the MTP head's; with poison they are overwritten on the device.
   void truncate(int slot, int64_t length, bool mtp);
-  /// Positions [0, length) of a slot were written on the host.
+  /// The recurrent states of a slot become those behind the first `rows` rows of its last verify pass, as far as the device
+  /// computed them.
+  void roll_back(int slot, int64_t rows);
+  /// Positions [0, length) of a slot, or its recurrent state, were written on the host.
   void state_from_host(int layer, int slot, int64_t length);
 
   /// Bytes by class that are held now.
@@ -62,9 +67,16 @@ class DeviceBackend {
   int run_linears(Run& r, const DeviceStep& step, bool probe);
   int run_heads(Run& r, const DeviceStep& step, bool probe);
   int run_attention(Run& r, const Node& node, const AssayHeads* heads, bool probe);
+  int run_experts(Run& r, const DeviceStep& step, bool probe);
+  int run_router(Run& r, const DeviceStep& step, bool probe);
+  int run_added(Run& r, const DeviceStep& step, bool probe);
+  int run_expert_sum(Run& r, const Node& n, const float* residual, float* y, bool probe);
+  int run_gated_add(Run& r, const Node& n, const float* residual, float* y, bool probe);
+  AssayStates states_of(Run& r, int layer, bool probe) const;
   int run_single(Run& r, const Node& node, bool probe);
   bool run_all(Run& r);
   void run_on_cpu(Run& r, int node);
+  void recurrent_to_host(Run& r, const Node& n);
   void shadow(Run& r, int node);
   void observe(Run& r, const DeviceStep& step);
   void note(Run& r, const DeviceStep& step, double seconds);
@@ -84,6 +96,7 @@ class DeviceBackend {
   DeviceOptions options_;
   Activations activations_;
   const std::vector<KvLayer>& host_caches_;
+  const std::vector<GdnLayer>& host_states_;
   const RopeTable& rope_;
   bool poison_;
   DeviceWeights weights_;
@@ -92,6 +105,7 @@ class DeviceBackend {
   // state
   std::vector<DeviceMemory> cache_memory_;
   std::vector<AssayCache> caches_;
+  DeviceStates states_;
   DeviceMemory cos_, sin_;
   std::vector<std::vector<bool>> device_only_; // [layer][slot]: the host's copy is behind. The device's never is between passes
   std::vector<int64_t> written_, mtp_written_; // [slot] positions that passes have written: of the model, of its MTP head

@@ -20,7 +20,8 @@ struct DeviceBackend::Values {
   std::vector<bool> of_logits;       // per buffer: its rows are logit rows
   std::vector<DeviceMemory> memory;
   DeviceMemory gathered;             // input rows of logits
-  DeviceMemory inputs, host_inputs;  // places, ids, logit rows
+  DeviceMemory hidden;               // what an MTP pass was given
+  DeviceMemory inputs, host_inputs;  // places, spans, ids, entries behind rows, logit rows
   int64_t rows = 0, logit_rows = 0;
 };
 
@@ -34,7 +35,7 @@ struct DeviceBackend::Plan {
   std::vector<bool> materialised;    // per value
   std::vector<int> last_use;         // per value: index of the last step that reads it
   Values shared, kept;
-  std::map<std::tuple<int64_t, int64_t, bool, int64_t>, Graph> graphs;   // by rows, logit rows, kept, longest
+  std::map<std::tuple<int64_t, int64_t, bool, int64_t, size_t>, Graph> graphs;   // by rows, logit rows, kept, longest, spans
   bool whole = true;                 // no node has fallen back so far
 };
 
@@ -52,7 +53,8 @@ struct DeviceBackend::Run {
   bool logits_on_host = false;
   std::vector<std::pair<size_t, int32_t>> timed{};   // trace entries of steps, and their marks: 2 n before, 2 n + 1 behind
   const AssayPlace* places = nullptr;
-  const int32_t *ids = nullptr, *logit_index = nullptr;
+  const AssaySpan* spans = nullptr;
+  const int32_t *ids = nullptr, *after = nullptr, *logit_index = nullptr;
 };
 
 }  // namespace assay

@@ -123,6 +123,84 @@ int DeviceBackend::run_attention(Run& r, const Node& n, const AssayHeads* heads,
   return t.attention(device_->handle(), &a);
 }
 
+/// The layer's states as kernels take them; without memory where it has none or nothing runs.
+AssayStates DeviceBackend::states_of(Run& r, int layer, bool probe) const {
+  const GdnLayer& g = host_states_[size_t(layer)];
+  AssayStates s{};
+  s.entries = states_.entries();
+  s.width = g.width, s.channels = g.channels, s.v_heads = g.v_heads, s.k_dim = g.k_dim, s.v_dim = g.v_dim;
+  s.stride = states_.stride();
+  if (probe) return s;
+  s.conv = states_.conv(layer);
+  s.state = states_.state(layer);
+  s.spans = r.spans;
+  s.after = r.after;
+  s.span_count = int64_t(r.pass.spans.size());
+  return s;
+}
+
+int DeviceBackend::run_experts(Run& r, const DeviceStep& step, bool probe) {
+  const AssayModule& t = device_->table();
+  const Node& first = program_.nodes[size_t(step.experts[0])];
+  if (!t.expert_linear) return ASSAY_REFUSED;
+  for (int e : step.experts)
+    if (!weights_.offered(*program_.nodes[size_t(e)].weight)) return ASSAY_REFUSED;
+  AssayExpertLinear a{};
+  a.activations = int32_t(is_quantised(first.weight->type) ? activations_ : Activations::f32);
+  a.count = int32_t(step.experts.size());
+  a.rows = probe ? 0 : r.rows;
+  a.experts = first.experts;
+  a.chosen = first.chosen;
+  a.by_rank = program_.values[size_t(first.inputs[0])].columns != first.weight->columns;
+  a.gated = step.act >= 0;
+  a.x = input(r, first.inputs[0], probe);
+  a.ids = input(r, first.inputs[1], probe);
+  for (int i = 0; i < a.count; i++) {
+    const Node& n = program_.nodes[size_t(step.experts[size_t(i)])];
+    a.w[i] = weight(*n.weight, probe);
+    if (!probe && step.act < 0) a.y[i] = output(r, n.output);
+  }
+  if (!probe && step.act >= 0) a.y[0] = output(r, program_.nodes[size_t(step.act)].output);
+  return t.expert_linear(device_->handle(), &a);
+}
+
+int DeviceBackend::run_router(Run& r, const DeviceStep& step, bool probe) {
+  const AssayModule& t = device_->table();
+  const Node &topk = program_.nodes[size_t(step.nodes[0])], &weights = program_.nodes[size_t(step.nodes[1])];
+  if (!t.topk) return ASSAY_REFUSED;
+  AssayRouter a{};
+  a.logits = input(r, topk.inputs[0], probe);
+  // A probe asks for the form alone.
+  a.ids = probe ? nullptr : output(r, topk.output);
+  a.weights = probe ? reinterpret_cast<float*>(&a) : output(r, weights.output);
+  a.rows = probe ? 0 : r.rows;
+  a.experts = topk.experts;
+  a.chosen = topk.chosen;
+  a.normalised = weights.normalised;
+  return t.topk(device_->handle(), &a);
+}
+
+/// A sum of products with what is added to it: expert_sum or gated_add, then add.
+int DeviceBackend::run_added(Run& r, const DeviceStep& step, bool probe) {
+  const Node &sum = program_.nodes[size_t(step.nodes[0])], &add = program_.nodes[size_t(step.residual)];
+  const ValueId other = add.inputs[0] == sum.output ? add.inputs[1] : add.inputs[0];
+  const float* residual = probe ? reinterpret_cast<const float*>(&sum) : input(r, other, false);   // a probe asks for the form alone
+  return sum.op == OpKind::gated_add ? run_gated_add(r, sum, residual, probe ? nullptr : output(r, add.output), probe)
+                                     : run_expert_sum(r, sum, residual, probe ? nullptr : output(r, add.output), probe);
+}
+int DeviceBackend::run_expert_sum(Run& r, const Node& n, const float* residual, float* y, bool probe) {
+  if (!device_->table().expert_sum) return ASSAY_REFUSED;
+  const AssayExpertSum a{input(r, n.inputs[1], probe), input(r, n.inputs[0], probe), y, probe ? 0 : r.rows, n.chosen,
+                         program_.values[size_t(n.output)].columns, residual};
+  return device_->table().expert_sum(device_->handle(), &a);
+}
+int DeviceBackend::run_gated_add(Run& r, const Node& n, const float* residual, float* y, bool probe) {
+  if (!device_->table().gated_add) return ASSAY_REFUSED;
+  const AssayGatedAdd a{input(r, n.inputs[0], probe), input(r, n.inputs[1], probe), input(r, n.inputs[2], probe), y, probe ? 0 : r.rows,
+                        program_.values[size_t(n.output)].columns, residual};
+  return device_->table().gated_add(device_->handle(), &a);
+}
+
 int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
   const AssayModule& t = device_->table();
   AssayDevice* d = device_->handle();
@@ -140,9 +218,10 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     }
     case OpKind::rms_norm:
     case OpKind::head_norm: {
-      if (!t.norm || n.input_stride) return ASSAY_REFUSED;
+      if (!t.norm) return ASSAY_REFUSED;
       const bool heads = n.op == OpKind::head_norm;
-      const AssayNorm a{in(0), weights_.get(*n.vector), out(), rows, columns, heads ? n.heads : 0, n.head_dim, float(n.eps), 0};
+      const AssayNorm a{in(0), weights_.get(*n.vector), out(), rows, columns, heads ? n.heads : 0, n.head_dim, float(n.eps),
+                        int32_t(n.input_stride)};
       return t.norm(d, &a);
     }
     case OpKind::linear: {
@@ -163,34 +242,84 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     }
     case OpKind::attention: return run_attention(r, n, nullptr, probe);
     case OpKind::silu_mul:
+    case OpKind::sigmoid_mul:
     case OpKind::add: {
-      const auto op = n.op == OpKind::add ? t.add : t.silu_mul;
+      const auto op = n.op == OpKind::add ? t.add : n.op == OpKind::silu_mul ? t.silu_mul : t.sigmoid_mul;
       if (!op) return ASSAY_REFUSED;
       const AssayBinary a{in(0), in(1), out(), rows, columns};
       return op(d, &a);
     }
-    case OpKind::sigmoid_mul:
-    case OpKind::sigmoid:
-    case OpKind::l2_norm:
-    case OpKind::gated_norm:
-    case OpKind::decay:
-    case OpKind::conv:
-    case OpKind::delta_rule:
-    case OpKind::columns:
+    case OpKind::sigmoid: {
+      if (!t.sigmoid) return ASSAY_REFUSED;
+      const AssayUnary a{in(0), out(), rows, columns};
+      return t.sigmoid(d, &a);
+    }
+    case OpKind::l2_norm: {
+      if (!t.l2_norm) return ASSAY_REFUSED;
+      const float scale = n.scaled ? float(1.0 / std::sqrt(double(n.head_dim))) : 1.0f;
+      const AssayL2Norm a{probe ? nullptr : in(0) + n.input_offset, out(), rows, program_.values[size_t(n.inputs[0])].columns, n.heads,
+                          n.head_dim, scale, 0};
+      return t.l2_norm(d, &a);
+    }
+    case OpKind::gated_norm: {
+      if (!t.gated_norm) return ASSAY_REFUSED;
+      const AssayGatedNorm a{in(0), in(1), weights_.get(*n.vector), out(), rows, n.heads, n.head_dim, float(n.eps), 0};
+      return t.gated_norm(d, &a);
+    }
+    case OpKind::decay: {
+      if (!t.decay) return ASSAY_REFUSED;
+      const AssayDecay a{in(0), weights_.get(*n.vector), out(), rows, columns};
+      return t.decay(d, &a);
+    }
+    case OpKind::conv: {
+      if (!t.conv) return ASSAY_REFUSED;
+      const AssayConv a{in(0), weights_.get(*n.vector), out(), rows, states_of(r, n.layer, probe)};
+      return t.conv(d, &a);
+    }
+    case OpKind::delta_rule: {
+      if (!t.delta_rule) return ASSAY_REFUSED;
+      const AssayDeltaRule a{in(0), in(1), in(2), in(3), in(4), out(), rows, n.k_heads, states_of(r, n.layer, probe)};
+      return t.delta_rule(d, &a);
+    }
+    case OpKind::columns: {
+      AssayColumns a{};
+      if (!t.columns || n.runs.size() > std::size(a.runs)) return ASSAY_REFUSED;
+      for (const ColumnRun& run : n.runs)
+        a.runs[a.count++] = {in(size_t(run.input)), program_.values[size_t(n.inputs[size_t(run.input)])].columns,
+                             run.from, run.stride, run.to, run.count, run.width};
+      a.y = out(), a.rows = rows, a.columns = columns;
+      return t.columns(d, &a);
+    }
     case OpKind::hidden:
-      return ASSAY_REFUSED;   // no module has them yet
-    case OpKind::topk:
-    case OpKind::topk_weights:
-    case OpKind::expert_linear:
-    case OpKind::expert_sum:
-    case OpKind::gated_add: return ASSAY_REFUSED;   // abi.h has none of them: the CPU's
+      if (!t.copy) return ASSAY_REFUSED;
+      return probe ? int(ASSAY_DONE) : t.copy(d, out(), r.values.hidden.data(), size_t(rows * columns) * sizeof(float));
+    case OpKind::topk: {
+      if (!t.topk) return ASSAY_REFUSED;
+      const AssayRouter a{in(0), out(), nullptr, rows, n.experts, n.chosen, 0, 0};
+      return t.topk(d, &a);
+    }
+    case OpKind::topk_weights: {
+      if (!t.topk_weights) return ASSAY_REFUSED;
+      const AssayRouter a{in(0), const_cast<float*>(in(1)), out(), rows, n.experts, n.chosen, n.normalised, 0};
+      return t.topk_weights(d, &a);
+    }
+    case OpKind::expert_linear: {
+      DeviceStep alone;
+      alone.nodes = alone.experts = {int(&n - program_.nodes.data())};
+      return run_experts(r, alone, probe);
+    }
+    case OpKind::expert_sum: return run_expert_sum(r, n, nullptr, out(), probe);
+    case OpKind::gated_add: return run_gated_add(r, n, nullptr, out(), probe);
   }
   return ASSAY_REFUSED;
 }
 
 int DeviceBackend::run_step(Run& r, const DeviceStep& step, bool probe) {
   if (step.single()) return run_single(r, program_.nodes[size_t(step.nodes[0])], probe);
-  return step.q_rope >= 0 ? run_heads(r, step, probe) : run_linears(r, step, probe);
+  if (step.q_rope >= 0) return run_heads(r, step, probe);
+  if (!step.experts.empty()) return run_experts(r, step, probe);
+  if (!step.linears.empty()) return run_linears(r, step, probe);
+  return step.residual >= 0 ? run_added(r, step, probe) : run_router(r, step, probe);
 }
 
 }  // namespace assay

@@ -10,8 +10,21 @@
 
 namespace assay {
 namespace {
+bool writes_state(const Node& n) { return n.op == OpKind::kv_store || n.op == OpKind::conv || n.op == OpKind::delta_rule; }
+DeviceStates::Part part_of(const Node& n) { return n.op == OpKind::conv ? DeviceStates::Part::conv : DeviceStates::Part::state; }
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 }  // namespace
+
+/// The node's part of its layer's states, as the pass found it: this node alone changes it.
+void DeviceBackend::recurrent_to_host(Run& r, const Node& n) {
+  bool any = false;
+  for (const Segment& s : r.pass.batch.segments)
+    if (device_only_[size_t(n.layer)][size_t(s.slot)]) {
+      states_.to_host(n.layer, s.slot, part_of(n));
+      any = true;
+    }
+  if (any) device_->finish();
+}
 
 void DeviceBackend::run_on_cpu(Run& r, int i) {
   const Node& n = program_.nodes[size_t(i)];
@@ -23,9 +36,13 @@ void DeviceBackend::run_on_cpu(Run& r, int i) {
       wait = true;
     }
   if (wait) device_->finish();
-  const bool touches_state = n.layer >= 0 && (n.op == OpKind::kv_store || n.op == OpKind::attention || n.replacement);
+  const bool recurrent = n.op == OpKind::conv || n.op == OpKind::delta_rule;
+  const bool touches_state = n.layer >= 0 && !states_.has(n.layer) && (n.op == OpKind::kv_store || n.op == OpKind::attention || n.replacement);
   if (touches_state) state_to_host(n.layer);
+  if (recurrent) recurrent_to_host(r, n);
   r.host->run(size_t(i));
+  if (recurrent)
+    for (const Segment& s : r.pass.batch.segments) states_.to_device(n.layer, s.slot, part_of(n));
   // Later nodes may read it on the device: the new rows, or whatever a planted node has changed.
   if (touches_state && (n.op == OpKind::kv_store || n.replacement))
     for (const Segment& s : r.pass.batch.segments) copy_state(n.layer, s.slot, n.replacement ? 0 : s.position, s.position + s.rows, true);
@@ -89,6 +106,19 @@ void DeviceBackend::shadow(Run& r, int i) {
     if (std::memcmp(&got[e], &want[e], sizeof(float)) != 0 && !(std::isnan(got[e]) && std::isnan(want[e])))
       differ("row " + std::to_string(int64_t(e) / columns) + ", column " + std::to_string(int64_t(e) % columns), got[e], want[e]);
   r.on_device[size_t(n.output)] = true;
+  if (n.op != OpKind::conv && n.op != OpKind::delta_rule) return;
+  // The host had the state that the device had: every node is looked at, none leaves it behind.
+  const GdnLayer& g = host_states_[size_t(n.layer)];
+  for (const Segment& s : r.pass.batch.segments) {
+    const float* const at = n.op == OpKind::conv ? g.conv_of(s.slot) : g.state_of(s.slot);
+    const std::vector<float> cpu(at, at + (n.op == OpKind::conv ? g.conv_floats() : g.state_floats()));
+    states_.left_to_host(n.layer, s.slot, part_of(n));
+    device_->finish();
+    for (size_t e = 0; e < cpu.size(); e++)
+      if (std::memcmp(&cpu[e], &at[e], sizeof(float)) != 0)
+        differ("slot " + std::to_string(s.slot) + ", element " + std::to_string(e) + " of the state behind it", at[e], cpu[e]);
+    device_only_[size_t(n.layer)][size_t(s.slot)] = false;
+  }
 }
 
 /// Brings a step's outputs to the host and shows them.
@@ -140,7 +170,7 @@ bool DeviceBackend::run_all(Run& r) {
     if (device_->done(run_step(r, step, false), first.name())) {
       for (ValueId v : step.outputs(program_)) r.on_device[size_t(v)] = true;
       for (int n : step.nodes)
-        if (program_.nodes[size_t(n)].op == OpKind::kv_store && !r.capturing) state_is_on_device(r.pass, program_.nodes[size_t(n)].layer);
+        if (writes_state(program_.nodes[size_t(n)]) && !r.capturing) state_is_on_device(r.pass, program_.nodes[size_t(n)].layer);
       if (timed) {
         device_->done(device_->table().mark(device_->handle(), 2 * mark + 1), "mark");
         r.timed.emplace_back(r.pass.trace->entries.size() + step.nodes.size() - 1, mark);
@@ -157,7 +187,7 @@ bool DeviceBackend::run_all(Run& r) {
         alone.nodes = {n};
         if (!step.single() && device_->done(run_single(r, node, false), node.name())) {
           if (node.output != kNoValue) r.on_device[size_t(node.output)] = true;
-          if (node.op == OpKind::kv_store) state_is_on_device(r.pass, node.layer);
+          if (writes_state(node)) state_is_on_device(r.pass, node.layer);
           note(r, alone, 0);
           if (watched && node.output != kNoValue) observe(r, alone);
         } else {
@@ -180,23 +210,33 @@ bool DeviceBackend::run_all(Run& r) {
   return true;
 }
 
+/// One upload: places, spans, ids, entries behind rows, logit rows, in this order.
 void DeviceBackend::upload_inputs(Run& r) {
-  const size_t places = size_t(r.rows) * sizeof(AssayPlace), ids = size_t(r.rows) * sizeof(int32_t);
+  const size_t rows = size_t(r.rows);
+  const size_t spans = rows * sizeof(AssayPlace), ids = spans + r.pass.spans.size() * sizeof(AssaySpan);
+  const size_t after = ids + rows * sizeof(int32_t), logit_rows = after + rows * sizeof(int32_t);
   std::byte* h = r.values.host_inputs.data();
-  std::memset(h, 0, places);
-  for (int64_t i = 0; i < r.rows; i++) {
-    const AssayPlace place{r.pass.places[size_t(i)].slot, 0, r.pass.places[size_t(i)].position};
-    std::memcpy(h + size_t(i) * sizeof place, &place, sizeof place);
+  std::memset(h, 0, spans);
+  for (size_t i = 0; i < rows; i++) {
+    const AssayPlace place{r.pass.places[i].slot, 0, r.pass.places[i].position};
+    std::memcpy(h + i * sizeof place, &place, sizeof place);
   }
-  std::memcpy(h + places, r.pass.batch.ids.data(), ids);
-  for (int64_t i = 0; i < r.logit_rows; i++) {
-    const int32_t row = int32_t(r.pass.batch.logit_rows[size_t(i)]);
-    std::memcpy(h + places + ids + size_t(i) * sizeof row, &row, sizeof row);
+  std::memcpy(h + ids, r.pass.batch.ids.data(), rows * sizeof(int32_t));
+  if (r.pass.batch.pass < Pass::mtp_prefill &&
+      states_.begin(r.pass, reinterpret_cast<AssaySpan*>(h + spans), reinterpret_cast<int32_t*>(h + after)))
+    forget_graphs();
+  for (size_t i = 0; i < size_t(r.logit_rows); i++) {
+    const int32_t row = int32_t(r.pass.batch.logit_rows[i]);
+    std::memcpy(h + logit_rows + i * sizeof row, &row, sizeof row);
   }
-  device_->upload(r.values.inputs.data(), h, places + ids + size_t(r.logit_rows) * sizeof(int32_t));
-  r.places = r.values.inputs.as<const AssayPlace>();
-  r.ids = reinterpret_cast<const int32_t*>(r.values.inputs.data() + places);
-  r.logit_index = reinterpret_cast<const int32_t*>(r.values.inputs.data() + places + ids);
+  std::byte* d = r.values.inputs.data();
+  device_->upload(d, h, logit_rows + size_t(r.logit_rows) * sizeof(int32_t));
+  r.places = reinterpret_cast<const AssayPlace*>(d);
+  r.spans = reinterpret_cast<const AssaySpan*>(d + spans);
+  r.ids = reinterpret_cast<const int32_t*>(d + ids);
+  r.after = reinterpret_cast<const int32_t*>(d + after);
+  r.logit_index = reinterpret_cast<const int32_t*>(d + logit_rows);
+  if (r.pass.batch.hidden) device_->upload(r.values.hidden.data(), r.pass.batch.hidden, rows * size_t(model_.config.hidden) * sizeof(float));
 }
 
 /// What the host wants to know of a pass: logits, ids, whether a value did not fit the cache.
@@ -267,7 +307,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   };
   bool replayed = false;
   if (graph) {
-    const auto key = std::tuple(rows, logit_rows, values.keep, r.longest);
+    const auto key = std::tuple(rows, logit_rows, values.keep, r.longest, pass.spans.size());
     if (!plan.graphs.contains(key)) {
       Graph g;
       r.recording = &g;
@@ -298,7 +338,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
         for (ValueId v : step->outputs(program_)) r.on_device[size_t(v)] = true;
         for (int n : step->nodes) {
           const Node& node = program_.nodes[size_t(n)];
-          if (node.op == OpKind::kv_store) state_is_on_device(pass, node.layer);
+          if (writes_state(node)) state_is_on_device(pass, node.layer);
           if (pass.trace) pass.trace->entries.push_back({pass.batch.pass, pass.physical, n, name(), ran, rows, 0});
           if (node.requested_rows_only) r.logits = output(r, node.output);
         }
@@ -310,6 +350,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
     }
   }
   if (!replayed) body();
+  if (!mtp) states_.end(pass);
   const float* logits = finish_pass(r);
   for (const auto& [entry, mark] : r.timed)
     device_->done(t.elapsed(device_->handle(), 2 * mark, 2 * mark + 1, &pass.trace->entries.at(entry).seconds), "elapsed");

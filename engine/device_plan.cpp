@@ -6,8 +6,10 @@ namespace assay {
 
 std::vector<ValueId> DeviceStep::outputs(const Program& p) const {
   std::vector<ValueId> out;
-  if (!linears.empty() && act < 0 && residual < 0) {
-    for (int l : linears) out.push_back(p.nodes[size_t(l)].output);
+  if ((!linears.empty() || !experts.empty()) && act < 0 && residual < 0) {
+    for (int l : linears.empty() ? experts : linears) out.push_back(p.nodes[size_t(l)].output);
+  } else if (nodes.size() == 2 && p.nodes[size_t(nodes[1])].op == OpKind::topk_weights) {
+    for (int n : nodes) out.push_back(p.nodes[size_t(n)].output);
   } else if (q_rope >= 0) {
     out.push_back(p.nodes[size_t(q_rope)].output);
     if (attention >= 0) out.push_back(p.nodes[size_t(attention)].output);
@@ -114,6 +116,39 @@ class Planner {
     return true;
   }
 
+  /// Of a mixture of experts: choosing and weighing; gate and up, with their act where passes have one row; a sum and what it is
+  /// added to.
+  void mixture_steps(int i, std::vector<DeviceStep>& out) const {
+    const auto step = [&](int last) {
+      DeviceStep s;
+      for (int n = i; n <= last; n++) s.nodes.push_back(n);
+      return s;
+    };
+    if (const Node *topk = at(i, OpKind::topk), *w = topk ? at(i + 1, OpKind::topk_weights) : nullptr;
+        w && w->inputs[0] == topk->inputs[0] && w->inputs[1] == topk->output)
+      out.push_back(step(i + 1));
+    if (const Node *gate = at(i, OpKind::expert_linear), *up = gate ? at(i + 1, OpKind::expert_linear) : nullptr;
+        up && up->inputs == gate->inputs && up->weight->type == gate->weight->type) {
+      const Node* act = o_.gated ? at(i + 2, OpKind::silu_mul) : nullptr;
+      DeviceStep both = step(i + 1);
+      both.experts = {i, i + 1};
+      if (act && act->inputs[0] == gate->output && act->inputs[1] == up->output && gate->weight->rows == up->weight->rows &&
+          inner(gate->output, 1) && inner(up->output, 1)) {
+        out.push_back(both);
+        out.back().nodes.push_back(i + 2);
+        out.back().act = i + 2;
+      }
+      out.push_back(std::move(both));
+    }
+    const Node* sum = at(i, OpKind::expert_sum) ? at(i, OpKind::expert_sum) : at(i, OpKind::gated_add);
+    const Node* add = sum ? at(i + 1, OpKind::add) : nullptr;
+    if (add && add->inputs[0] != add->inputs[1] && std::count(add->inputs.begin(), add->inputs.end(), sum->output) == 1 &&
+        inner(sum->output, 1)) {
+      out.push_back(step(i + 1));
+      out.back().residual = i + 1;
+    }
+  }
+
   /// Groups that begin with node i, largest first.
   std::vector<DeviceStep> candidates(int i) const {
     std::vector<DeviceStep> out;
@@ -130,6 +165,7 @@ class Planner {
       if (linears.size() > 1) out.push_back(linear_step(-1, linears));
       if (const int residual = residual_behind(i); residual >= 0) out.push_back(linear_step(-1, {i}, -1, residual));
     }
+    mixture_steps(i, out);
     DeviceStep heads;
     if (heads_step(i, heads)) {
       const int behind = heads.nodes.back() + 1;

@@ -12,8 +12,9 @@ struct DeviceStep {
   std::vector<int> nodes;     // of the program, contiguous, in execution order; the last one's output is always written
   int norm = -1;              // rms_norm in front of linears, fused into them
   std::vector<int> linears;   // 1 to 3 that share an input
-  int act = -1;               // silu_mul of two linears
-  int residual = -1;          // add behind one linear
+  std::vector<int> experts;   // 1 or 2 products by expert that share an input
+  int act = -1;               // silu_mul of two linears or products by expert
+  int residual = -1;          // add behind one linear, expert_sum or gated_add
   int q_rope = -1;            // a heads step: [q_norm, k_norm,] q_rope, k_rope, kv_store
   int attention = -1;         // attention behind a heads step, in its launch
   bool single() const { return nodes.size() == 1; }

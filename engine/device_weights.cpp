@@ -24,18 +24,15 @@ struct Matrices {
   }
 };
 
-/// Experts are the CPU's (device_ops.cpp): their weights are not the device's to hold.
-bool wants_weight(const Node& n) { return n.weight && n.op != OpKind::expert_linear; }
-
 Matrices matrices_of(const Program& program, const std::function<uint64_t(const Matrix&)>& packed_bytes) {
   Matrices m;
   std::set<const std::byte*> seen;
   for (const Node& n : program.nodes)
-    if (wants_weight(n) && n.op == OpKind::embed) m.tables.insert(n.weight->data);
+    if (n.weight && n.op == OpKind::embed) m.tables.insert(n.weight->data);
   for (const Node& n : program.nodes)
-    if (wants_weight(n) && n.op != OpKind::embed) m.tables.erase(n.weight->data);
+    if (n.weight && n.op != OpKind::embed) m.tables.erase(n.weight->data);
   for (const Node& n : program.nodes)
-    if (wants_weight(n) && seen.insert(n.weight->data).second) m.plan.entries.push_back({n.weight, packed_bytes(*n.weight), false});
+    if (n.weight && seen.insert(n.weight->data).second) m.plan.entries.push_back({n.weight, packed_bytes(*n.weight), false});
   for (const auto& e : m.plan.entries) {
     if (e.packed == 0) continue;
     m.plan.offered++;

@@ -35,10 +35,11 @@ struct DeviceBytes {
   uint64_t vectors = 0;    // norms and biases
   uint64_t rope = 0;       // cos and sin of every position
   uint64_t kv = 0;         // caches of all slots and layers
+  uint64_t gdn = 0;        // recurrent states of all slots and layers, and what verify passes keep of them
   uint64_t values = 0;     // buffers of node values, of every geometry of passes that has run
   uint64_t io = 0;         // inputs and results of passes
   uint64_t host_io = 0;    // the same in the device's own host memory; not part of the total
-  uint64_t total() const { return weights + window + staging + vectors + rope + kv + values + io; }
+  uint64_t total() const { return weights + window + staging + vectors + rope + kv + gdn + values + io; }
 };
 
 /// The window holds what one step reads and the matrix before it.

@@ -7,6 +7,7 @@
 #include "engine/device_backend.h"
 #include "engine/ops/common/rope_table.h"
 #include "engine/session.h"
+#include "engine/verified.h"
 
 namespace assay {
 
@@ -67,7 +68,7 @@ Engine::Engine(std::shared_ptr<const Model> model, Program program, EngineOption
   if (!options_.device.module.empty()) {
     try {
       auto device = std::make_shared<Device>(DeviceModule::load(options_.device.module), options_.device.ordinal);
-      device_ = std::make_unique<DeviceBackend>(std::move(device), *model_, program_, options_.device, options_.activations, caches_, *rope_,
+      device_ = std::make_unique<DeviceBackend>(std::move(device), *model_, program_, options_.device, options_.activations, caches_, gdn_, *rope_,
                                                 options_.poison);
     } catch (const Error& e) {
       if (e.kind() == ErrorKind::usage) throw;   // an option that no device could follow

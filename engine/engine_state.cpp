@@ -2,7 +2,8 @@
 // and can forget none. A verify pass therefore keeps, for each of its slots, the states from before it and what its rows brought
 // to the nodes that change them (conv, delta_rule); taking rows back restores the states and runs those nodes again on the rows
 // that stay. A copy of the state after every row would be the other way: of a 27B model 150 MB a row and slot, where the operands
-// of a row are 2 MB and the state is written twice only when drafts were rejected.
+// of a row are 2 MB and the state is written twice only when drafts were rejected. A device, for which 150 MB are 40 microseconds,
+// goes that way (device_states.h); what is kept here are the nodes that the CPU ran.
 #include <xxhash.h>
 
 #include <algorithm>
@@ -13,25 +14,9 @@
 #include "engine/device_backend.h"
 #include "engine/ops/common/rope_table.h"
 #include "engine/session.h"
+#include "engine/verified.h"
 
 namespace assay {
-
-struct Engine::Verified {
-  int64_t position = 0, rows = 0;                     // of the pass in this slot
-  std::vector<std::vector<float>> before;             // per state layer: conv, then state; empty where the layer attends
-  struct Inputs {
-    size_t node;
-    std::vector<std::vector<float>> values;           // each [rows, columns]
-  };
-  std::vector<Inputs> inputs;
-  size_t floats() const {
-    size_t sum = 0;
-    for (const auto& b : before) sum += b.size();
-    for (const Inputs& i : inputs)
-      for (const auto& v : i.values) sum += v.size();
-    return sum;
-  }
-};
 
 KvLayer kv_layer_of(const Config& c, int64_t layer, const EngineOptions& o) {
   return {o.kv, o.slots, c.is_gdn(layer) ? 0 : c.kv_heads, o.context, c.head_dim, nullptr, nullptr};
@@ -92,24 +77,23 @@ void Engine::begin_state(const Batch& batch) {
     verified = std::make_unique<Verified>();
     verified->position = s.position;
     verified->rows = s.rows;
-    for (const GdnLayer& g : gdn_) {
-      verified->before.emplace_back();
-      if (g.floats() == 0) continue;
-      auto& kept = verified->before.back();
-      kept.assign(g.conv_of(s.slot), g.conv_of(s.slot) + g.conv_floats());
-      kept.insert(kept.end(), g.state_of(s.slot), g.state_of(s.slot) + g.state_floats());
-    }
   }
+}
+
+/// What a node changes of a slot's states, and how many floats that is.
+static std::pair<float*, int64_t> changed_by(const Node& n, const GdnLayer& g, int slot) {
+  return n.op == OpKind::conv ? std::pair(g.conv_of(slot), g.conv_floats()) : std::pair(g.state_of(slot), g.state_floats());
 }
 
 void Engine::keep_inputs(size_t node, const NodeContext& c) {
   for (const RowSpan& s : c.spans) {
-    Verified::Inputs kept{node, {}};
+    const auto [at, floats] = changed_by(c.node, *c.gdn, s.slot);
+    Verified::Ran kept{node, {at, at + floats}, {}};
     for (size_t i = 0; i < c.inputs.size(); i++) {
       const int64_t columns = program_.values[size_t(c.node.inputs[i])].columns;
-      kept.values.emplace_back(c.inputs[i] + s.first * columns, c.inputs[i] + (s.first + s.rows) * columns);
+      kept.inputs.emplace_back(c.inputs[i] + s.first * columns, c.inputs[i] + (s.first + s.rows) * columns);
     }
-    verified_[size_t(s.slot)]->inputs.push_back(std::move(kept));
+    verified_[size_t(s.slot)]->ran.push_back(std::move(kept));
   }
 }
 
@@ -121,37 +105,36 @@ void Engine::roll_back(int slot, int64_t length) {
                 v ? "0, or " + std::to_string(v->position) + " to " + std::to_string(v->position + v->rows) + ", where its last verify pass was"
                   : "0, or " + std::to_string(lengths_[slot]) + ", where it is",
                 std::to_string(length));
-  for (size_t l = 0; l < gdn_.size(); l++) {
-    const GdnLayer& g = gdn_[l];
-    if (g.floats() == 0) continue;
-    std::copy_n(v->before[l].data(), g.conv_floats(), g.conv_of(slot));
-    std::copy_n(v->before[l].data() + g.conv_floats(), g.state_floats(), g.state_of(slot));
-  }
   const int64_t rows = length - v->position;
-  if (rows == 0) return;
+  if (device_) device_->roll_back(slot, rows);
   Batch batch;
   batch.pass = Pass::verify;
   batch.ids.resize(size_t(rows));
   batch.segments = {{slot, v->position, rows, 0, 0}};
   const PassState pass = PassState::of(batch, nullptr, nullptr);
   std::vector<float> nobody_reads;
-  for (const Verified::Inputs& i : v->inputs) {
+  for (const Verified::Ran& i : v->ran) {
     const Node& n = program_.nodes[i.node];
+    if (device_) device_->state_to_host(n.layer);
+    std::copy(i.before.begin(), i.before.end(), changed_by(n, gdn_[size_t(n.layer)], slot).first);
     const int64_t columns = program_.values[size_t(n.output)].columns;
     nobody_reads.resize(size_t(rows * columns));
     NodeContext c{n,    program_,         model_->config, batch, rows, {}, nobody_reads.data(), columns, batch.ids, pass.places, pass.positions,
                   &caches_[size_t(n.layer)], rope_.get(), &gdn_[size_t(n.layer)], pass.spans};
-    for (const auto& x : i.values) c.inputs.push_back(x.data());
-    if (n.replacement)
-      n.replacement(c);
-    else
-      backend_->run(c);
+    for (const auto& x : i.inputs) c.inputs.push_back(x.data());
+    if (rows > 0) n.replacement ? n.replacement(c) : backend_->run(c);
+    if (device_) device_->state_from_host(n.layer, slot, length);
   }
 }
 
 const KvLayer& Engine::kv(int layer) const {
   if (device_) device_->state_to_host(layer);
   return caches_.at(size_t(layer));
+}
+
+const GdnLayer& Engine::gdn(int layer) const {
+  if (device_) device_->state_to_host(layer);
+  return gdn_.at(size_t(layer));
 }
 
 static void poison_positions(const KvLayer& l, int slot, int64_t from, int64_t to) {
@@ -183,10 +166,7 @@ void Engine::truncate(int slot, int64_t length) {
   } else if (recurrent && length < lengths_[slot]) {
     roll_back(slot, length);
   }
-  if (device_) {
-    for (int l = 0; l < layers && length > 0; l++) device_->state_to_host(l);
-    device_->truncate(slot, length, false);
-  }
+  if (device_) device_->truncate(slot, length, false);
   if (options_.poison)
     for (int64_t l = 0; l < layers; l++) poison_positions(caches_[size_t(l)], slot, length, lengths_[slot]);
   lengths_[slot] = length;
@@ -196,10 +176,7 @@ void Engine::truncate(int slot, int64_t length) {
 void Engine::truncate_mtp(int slot, int64_t length) {
   const int64_t layers = model_->config.layers;
   check_cut(slot, length, mtp_lengths_.at(size_t(slot)));
-  if (device_) {
-    for (int l = int(layers); l < int(caches_.size()) && length > 0; l++) device_->state_to_host(l);
-    device_->truncate(slot, length, true);
-  }
+  if (device_) device_->truncate(slot, length, true);
   if (options_.poison)
     for (size_t l = size_t(layers); l < caches_.size(); l++) poison_positions(caches_[l], slot, length, mtp_lengths_[slot]);
   mtp_lengths_[slot] = length;
@@ -218,11 +195,12 @@ void Engine::copy_slot(int from, int to) {
       for (int64_t h = 0; h < c.kv_heads; h++)
         std::memcpy(half + size_t(c.offset(to, h, 0)) * size_of(c.type), half + size_t(c.offset(from, h, 0)) * size_of(c.type),
                     size_t(length * c.head_dim) * size_of(c.type));
-    if (device_) device_->state_from_host(l, to, length);
     const GdnLayer& g = gdn_[size_t(l)];
-    if (g.floats() == 0) continue;
-    std::copy_n(g.conv_of(from), g.conv_floats(), g.conv_of(to));
-    std::copy_n(g.state_of(from), g.state_floats(), g.state_of(to));
+    if (g.floats() > 0) {
+      std::copy_n(g.conv_of(from), g.conv_floats(), g.conv_of(to));
+      std::copy_n(g.state_of(from), g.state_floats(), g.state_of(to));
+    }
+    if (device_) device_->state_from_host(l, to, length);
   }
   lengths_[to] = lengths_[from];
   mtp_lengths_[to] = mtp_lengths_[from];

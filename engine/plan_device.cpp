@@ -94,10 +94,12 @@ DevicePlan plan_device(const Model& outline, const EngineOptions& options, int64
   const Program program = build_program(model);
   const Config& c = model.config;
   std::vector<KvLayer> caches;
+  std::vector<GdnLayer> states;
   static std::byte nothing;
   for (int64_t l = 0; l < c.state_layers(); l++) {
     caches.push_back(kv_layer_of(c, l, options));
     caches.back().k = caches.back().v = &nothing;
+    states.push_back(gdn_layer_of(c, l, options));
   }
   RopeTable rope;
   rope.context = options.context;
@@ -112,7 +114,7 @@ DevicePlan plan_device(const Model& outline, const EngineOptions& options, int64
   CountingDevice counting(device.device, device.free_bytes.value_or(uint64_t(1) << 60));
   DevicePlan p;
   {
-    DeviceBackend backend(counting.device(), model, program, o, options.activations, caches, rope, false);
+    DeviceBackend backend(counting.device(), model, program, o, options.activations, caches, states, rope, false);
     run(backend, host, batch_of(Pass::prefill, 1, 0, rows));
     const int64_t next = std::min(rows, options.context - 1);
     PassTraffic step = run(backend, host, batch_of(Pass::decode, 1, next, 1));

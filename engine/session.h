@@ -86,7 +86,7 @@ class Engine : private HostSide {
   void copy_slot(int from, int to);
   /// Of state layer i, on the host, brought up to date where a device holds the newer copy.
   const KvLayer& kv(int layer) const;
-  const GdnLayer& gdn(int layer) const { return gdn_.at(size_t(layer)); }
+  const GdnLayer& gdn(int layer) const;
   /// What the MTP head reads of the last pass: final_norm of its rows, of a pass of the head mtp_norm; [rows, hidden], valid until
   /// the next pass. Empty: the model has no head.
   std::span<const float> hidden() const { return hidden_; }

@@ -112,6 +112,7 @@ TEST(DevicePlan, EveryClassIsWhatTheBackendHas) {
     EXPECT_EQ(p.bytes.vectors, real.vectors);
     EXPECT_EQ(p.bytes.rope, real.rope);
     EXPECT_EQ(p.bytes.kv, real.kv);
+    EXPECT_EQ(p.bytes.gdn, real.gdn);
     EXPECT_EQ(p.bytes.values, real.values);
     EXPECT_EQ(p.bytes.io, real.io);
     EXPECT_EQ(plan.pinned, real.host_io);
@@ -163,6 +164,7 @@ TEST(DevicePlan, LoadingTakesNoMoreOfTheHostThanPlanned) {
     const Config& c = model.config;
     std::vector<std::unique_ptr<std::byte[]> > storage;
     std::vector<KvLayer> caches;
+    const std::vector<GdnLayer> states(size_t(c.layers));
     for (int64_t l = 0; l < c.layers; l++) {
       KvLayer layer{o.kv, o.slots, c.kv_heads, o.context, c.head_dim, nullptr, nullptr};
       for (std::byte** half : {&layer.k, &layer.v}) {
@@ -173,7 +175,7 @@ TEST(DevicePlan, LoadingTakesNoMoreOfTheHostThanPlanned) {
     }
     const RopeTable rope = make_rope_table(c.rope, o.context);
     const CountingDevice device(std::make_shared<Device>(DeviceModule::load(o.device.module), 0), uint64_t(1) << 40);
-    const DeviceBackend backend(device.device(), model, program, o.device, o.activations, caches, rope, false);
+    const DeviceBackend backend(device.device(), model, program, o.device, o.activations, caches, states, rope, false);
     out = double(process_memory("VmHWM") - before);
   });
   const MemoryPlan plan =

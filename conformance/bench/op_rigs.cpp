@@ -73,7 +73,7 @@ class DeviceRig : public OpRig {
                   d_.module().path().string());
     const OpShape& s = c.shape;
     AssayLimits limits{c.most_rows, s.op == OpKind::linear ? s.columns : 0, s.heads, s.head_dim,
-                       s.op == OpKind::attention ? c.context : 0};
+                       s.op == OpKind::attention ? c.context : 0, 0, 0};
     if (t_.reserve) d_.done(t_.reserve(d_.handle(), &limits), "reserve");
     pack();
     for (const auto& x : c.inputs) inputs_.push_back(up(x.data(), x.size()));

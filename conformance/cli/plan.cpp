@@ -53,6 +53,7 @@ std::vector<Class> device_classes(const DevicePlan& d) {
           {"vectors", d.bytes.vectors, "norms and biases"},
           {"rope", d.bytes.rope, "cos and sin tables"},
           {"kv", d.bytes.kv, "caches"},
+          {"gdn", d.bytes.gdn, "recurrent states"},
           {"values", d.bytes.values, "buffers of node values"},
           {"io", d.bytes.io, "inputs and results of passes"},
           {"scratch", d.scratch, "the module's: activations as integers, parts of attention"}};

@@ -63,10 +63,11 @@ class DeviceCall {
     w.data = to;
     return w;
   }
-  void reserve(int64_t rows, int64_t columns, int64_t heads = 0, int64_t head_dim = 0, int64_t context = 0) {
+  void reserve(int64_t rows, int64_t columns, int64_t heads = 0, int64_t head_dim = 0, int64_t context = 0,
+               int64_t experts = 0, int64_t chosen = 0) {
     AssayLimits& l = s_.limits;
     const AssayLimits want{std::max(l.rows, rows), std::max(l.columns, columns), std::max(l.heads, heads), std::max(l.head_dim, head_dim),
-                           std::max(l.context, context)};
+                           std::max(l.context, context), std::max(l.experts, experts), std::max(l.chosen, chosen)};
     if (std::memcmp(&want, &l, sizeof l) == 0) return;
     if (table().reserve) d_.done(table().reserve(handle(), &want), "reserve");
     l = want;
