@@ -102,6 +102,27 @@ Matrix64 expert_sum(const Matrix64& x, const Matrix64& weights);
 /// x + shared / (1 + exp(-gate)). gate [T, 1].
 Matrix64 gated_add(const Matrix64& gate, const Matrix64& shared, const Matrix64& x);
 
+// Gated DeltaNet and gated attention (gdn.cpp).
+Matrix64 sigmoid(const Matrix64& x);
+/// a / (1 + exp(-gate)).
+Matrix64 sigmoid_mul(const Matrix64& a, const Matrix64& gate);
+/// Columns [first, first + count) of x; the same of each of `groups` equal parts of a row, behind each other.
+Matrix64 columns(const Matrix64& x, int64_t first, int64_t count);
+Matrix64 part_of_groups(const Matrix64& x, int64_t groups, int64_t first, int64_t count);
+/// x / sqrt(sum x^2 + eps) * factor over each head.
+Matrix64 l2_norm(const Matrix64& x, int64_t heads, double factor, double eps = 1e-6);
+/// head_norm(x) times z / (1 + exp(-z)). w [columns / heads].
+Matrix64 gated_norm(const Matrix64& x, const Matrix64& z, int64_t heads, std::span<const double> w, double eps);
+/// rate * log(1 + exp(a + dt)). a [T, heads], rate and dt [heads].
+Matrix64 decay(const Matrix64& a, std::span<const double> rate, std::span<const double> dt);
+/// Causal depthwise convolution, then silu. x [T, channels], w [channels, width]; taps [width, channels]: the last inputs, oldest
+/// first, of before x, and afterwards of its end.
+Matrix64 conv(const Matrix64& x, const Matrix64& w, Matrix64& taps);
+/// Row by row S = exp(decay) S; S += k beta (v - k.S); y = q.S. q, k [T, k_heads*d_k], v [T, v_heads*d_v], beta, decay
+/// [T, v_heads]; state [v_heads*d_k, d_v]. Value head h reads key head h / (v_heads / k_heads).
+Matrix64 delta_rule(const Matrix64& q, const Matrix64& k, const Matrix64& v, const Matrix64& beta, const Matrix64& decay,
+                    int64_t k_heads, Matrix64& state);
+
 /// The index of the largest value, ties to the lower one; -1 if a value is NaN.
 int64_t argmax(std::span<const double> row);
 

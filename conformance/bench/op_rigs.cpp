@@ -224,6 +224,15 @@ class DeviceRig : public OpRig {
         return queue(t_.silu_mul, AssayBinary{inputs_[0], inputs_[1], output_, rows, s.columns});
       case OpKind::add:
         return queue(t_.add, AssayBinary{inputs_[0], inputs_[1], output_, rows, s.columns});
+      case OpKind::sigmoid_mul:
+      case OpKind::sigmoid:
+      case OpKind::l2_norm:
+      case OpKind::gated_norm:
+      case OpKind::decay:
+      case OpKind::conv:
+      case OpKind::delta_rule:
+      case OpKind::columns:
+      case OpKind::hidden:
       case OpKind::topk:
       case OpKind::topk_weights:
       case OpKind::expert_linear:

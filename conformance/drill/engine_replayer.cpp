@@ -364,22 +364,47 @@ std::optional<NodeCase> EngineReplayer::make_case(const At& at, Side side, int64
     c.cos.assign(table.cos.begin() + from, table.cos.end());
     c.sin.assign(table.sin.begin() + from, table.sin.end());
   }
+  /// Rows 0 .. positions of what this layer computed under a name.
+  const auto history = [&](const std::string& phase, int64_t width) -> std::optional<std::vector<float>> {
+    const std::string stem = fmt::format("prompt{}/", at.prompt), rest = fmt::format("layer.{}/{}", n.layer, phase);
+    const Values* x = value(side, at, stem + "prefill/0/" + rest);
+    if (!x || x->columns != width) return std::nullopt;
+    std::vector<float> all(x->x.begin(), x->x.end());
+    for (int64_t s = 0; at.pass == Pass::decode && s <= at.step; s++) {
+      const Values* y = value(side, at, fmt::format("{}decode/{}/{}", stem, s, rest));
+      if (!y || y->columns != width || y->rows != 1) return std::nullopt;
+      all.insert(all.end(), y->x.begin(), y->x.end());
+    }
+    if (int64_t(all.size()) < c.positions() * width) return std::nullopt;
+    return all;
+  };
   if (n.op == OpKind::attention) {
     const int64_t width = c.config.kv_heads * c.config.head_dim;
-    std::vector<float> k, v;
-    for (const auto& [phase, all] : {std::pair{"k_rope", &k}, {"v_proj", &v}}) {
-      const std::string stem = fmt::format("prompt{}/", at.prompt), rest = fmt::format("layer.{}/{}", n.layer, phase);
-      const Values* x = value(side, at, stem + "prefill/0/" + rest);
-      if (!x || x->columns != width) return std::nullopt;
-      all->assign(x->x.begin(), x->x.end());
-      for (int64_t s = 0; at.pass == Pass::decode && s <= at.step; s++) {
-        const Values* y = value(side, at, fmt::format("{}decode/{}/{}", stem, s, rest));
-        if (!y || y->columns != width || y->rows != 1) return std::nullopt;
-        all->insert(all->end(), y->x.begin(), y->x.end());
-      }
-      if (int64_t(all->size()) < c.positions() * width) return std::nullopt;
+    const auto k = history("k_rope", width), v = history("v_proj", width);
+    if (!k || !v) return std::nullopt;
+    store_rows(c.config, options.kv, c.positions(), k->data(), v->data(), c.k, c.v);
+  }
+  if (n.op == OpKind::conv) {
+    const int64_t width = c.config.conv_width, channels = c.columns;
+    c.conv_state.assign(size_t(width * channels), 0.0f);
+    const auto inputs = history(clean_.values[size_t(n.inputs[0])].phase, channels);
+    if (!inputs) return std::nullopt;
+    for (int64_t t = std::max<int64_t>(0, width - c.first_position); t < width; t++)
+      std::copy_n(inputs->begin() + (c.first_position - width + t) * channels, channels, c.conv_state.begin() + t * channels);
+  }
+  if (n.op == OpKind::delta_rule) {   // by the scalar kernel on the rows before
+    c.recurrent_state.assign(size_t(n.heads * n.k_dim * n.head_dim), 0.0f);
+    std::vector<std::vector<float>> in;
+    for (ValueId id : n.inputs) {
+      auto rows_of = history(clean_.values[size_t(id)].phase, clean_.values[size_t(id)].columns);
+      if (!rows_of) return std::nullopt;
+      in.push_back(std::move(*rows_of));
     }
-    store_rows(c.config, options.kv, c.positions(), k.data(), v.data(), c.k, c.v);
+    std::vector<float> nobody_reads(size_t(c.first_position * c.columns));
+    const RowSpan span{0, 0, c.first_position};
+    const DeltaRuleArgs a{in[0].data(), in[1].data(), in[2].data(), in[3].data(), in[4].data(), nobody_reads.data(), c.recurrent_state.data(), &span,
+                          n.k_heads,    n.heads,      n.k_dim,      n.head_dim};
+    kernels(Isa::scalar).delta_rule(a, 0, n.heads * delta_blocks(n.head_dim));
   }
   return c;
 }

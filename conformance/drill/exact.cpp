@@ -1,4 +1,5 @@
 // One node in float64, from its own operands.
+#include <cmath>
 #include <cstring>
 
 #include "conformance/drill/engine_replayer.h"
@@ -50,6 +51,7 @@ std::vector<double> exact_value(const NodeCase& c) {
     case OpKind::rms_norm:
       return oracle::rms_norm(x[0], vector, eps).v;
     case OpKind::head_norm:
+      if (n.input_stride) x[0] = oracle::part_of_groups(x[0], n.heads, 0, n.head_dim);
       return oracle::head_norm(x[0], n.heads, n.head_dim, vector, eps).v;
     case OpKind::linear:
       return oracle::linear(x[0], weight_of(c), vector, c.options.threads).v;
@@ -63,6 +65,39 @@ std::vector<double> exact_value(const NodeCase& c) {
       return oracle::silu_mul(x[0], x[1]).v;
     case OpKind::add:
       return oracle::add(x[0], x[1]).v;
+    case OpKind::sigmoid_mul:
+      return oracle::sigmoid_mul(x[0], x[1]).v;
+    case OpKind::sigmoid:
+      return oracle::sigmoid(x[0]).v;
+    case OpKind::l2_norm:
+      return oracle::l2_norm(oracle::columns(x[0], n.input_offset, c.columns), n.heads, n.scaled ? 1 / std::sqrt(double(n.head_dim)) : 1).v;
+    case OpKind::gated_norm:
+      return oracle::gated_norm(x[0], x[1], n.heads, vector, eps).v;
+    case OpKind::decay: {
+      const std::span<const double> both(vector);
+      return oracle::decay(x[0], both.first(size_t(c.columns)), both.last(size_t(c.columns))).v;
+    }
+    case OpKind::conv: {
+      const int64_t width = c.config.conv_width;
+      oracle::Matrix64 taps = matrix_of(c.conv_state, width), w(c.columns, width);
+      for (int64_t channel = 0; channel < c.columns; channel++)
+        for (int64_t t = 0; t < width; t++) w.at(channel, t) = vector[size_t(t * c.columns + channel)];
+      return oracle::conv(x[0], w, taps).v;
+    }
+    case OpKind::delta_rule: {
+      oracle::Matrix64 state = matrix_of(c.recurrent_state, n.heads * n.k_dim);
+      return oracle::delta_rule(x[0], x[1], x[2], x[3], x[4], n.k_heads, state).v;
+    }
+    case OpKind::columns: {
+      oracle::Matrix64 y(c.rows, c.columns);
+      for (int64_t r = 0; r < c.rows; r++)
+        for (const ColumnRun& run : n.runs)
+          for (int64_t i = 0; i < run.count * run.width; i++)
+            y.at(r, run.to + i) = x[size_t(run.input)].at(r, run.from + i / run.width * run.stride + i % run.width);
+      return y.v;
+    }
+    case OpKind::hidden:
+      break;
     case OpKind::topk:
       return oracle::topk(x[0], n.chosen).v;
     case OpKind::topk_weights:

@@ -88,6 +88,23 @@ bool runs_changed(const Node& n, Activations kind, const Kernels& a, const Kerne
       return a.silu_mul != b.silu_mul;
     case OpKind::add:
       return a.add != b.add;
+    case OpKind::sigmoid_mul:
+      return a.sigmoid_mul != b.sigmoid_mul;
+    case OpKind::sigmoid:
+      return a.sigmoid != b.sigmoid;
+    case OpKind::l2_norm:
+      return a.l2_norm != b.l2_norm;
+    case OpKind::gated_norm:
+      return a.gated_norm != b.gated_norm;
+    case OpKind::decay:
+      return a.decay != b.decay;
+    case OpKind::conv:
+      return a.conv != b.conv;
+    case OpKind::delta_rule:
+      return a.delta_rule != b.delta_rule;
+    case OpKind::columns:
+    case OpKind::hidden:
+      return false;  // copies
     case OpKind::topk:
       return a.topk != b.topk;
     case OpKind::topk_weights:

@@ -184,6 +184,31 @@ class WidthJudge final : public Observer {
         const Matrix64 want = oracle::add(in[0], in[1]);
         return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::add(want.at(r, i)); });
       }
+      case OpKind::sigmoid_mul: {
+        const Matrix64 want = oracle::sigmoid_mul(in[0], in[1]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::sigmoid_mul(in[0].at(r, i), in[1].at(r, i), want.at(r, i)); });
+      }
+      case OpKind::sigmoid: {
+        const Matrix64 want = oracle::sigmoid(in[0]);
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) { return bounds::sigmoid_mul(1, in[0].at(r, i), want.at(r, i)); });
+      }
+      case OpKind::l2_norm: {
+        const Matrix64 x = oracle::columns(in[0], node.input_offset, columns);
+        const Matrix64 want = oracle::l2_norm(x, node.heads, node.scaled ? 1 / std::sqrt(double(node.head_dim)) : 1, double(1e-6f));
+        return hold(node, rows, got, want, [&](int64_t r, int64_t i) {
+          double squares = 0;
+          for (int64_t d = 0; d < node.head_dim; d++) squares += std::pow(x.at(r, i / node.head_dim * node.head_dim + d), 2);
+          return bounds::l2_norm(node.head_dim, want.at(r, i), squares);
+        });
+      }
+      case OpKind::gated_norm:
+      case OpKind::decay:
+      case OpKind::conv:
+      case OpKind::delta_rule:
+        return;  // kernel scope holds them to their bounds; their state is not kept here
+      case OpKind::columns:
+      case OpKind::hidden:
+        return;  // copies
       case OpKind::topk: {
         const Matrix64 want = oracle::topk(in[0], node.chosen);
         return hold(node, rows, got, want, [](int64_t, int64_t) { return std::numeric_limits<double>::min(); });

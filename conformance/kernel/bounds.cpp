@@ -64,6 +64,17 @@ double gated_add(double gate, double shared, double want) {
   return of_gate * std::fabs(shared) + kUlp * std::fabs(want) + 2 * kDenormal;
 }
 
+double sigmoid_mul(double a, double gate, double want) {
+  if (!(std::fabs(want) < kMax) || !(std::fabs(a) < kMax)) return kInf;
+  const double e = kDenormal * (2 * std::fabs(a) + 1);
+  return gate < -88.72 ? 0x1p-127 * std::fabs(a) + e : 6 * kUlp * std::fabs(want) + e;
+}
+
+double l2_norm(int64_t k, double want, double sum_of_squares) {
+  if (!(sum_of_squares < kMax) || !(std::fabs(want) < kMax)) return kInf;
+  return kUlp * (double((k + 31) / 32 + 9) / 2 + 5) * std::fabs(want) + 2 * kDenormal;
+}
+
 double add(double want) {
   return std::fabs(want) < kMax ? kUlp * std::fabs(want) + kDenormal : kInf;
 }

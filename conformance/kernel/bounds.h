@@ -28,6 +28,13 @@ double attention(int64_t n, int64_t head_dim, double dot, double score, double s
 /// which is smaller than 2^-121 there, becomes -0.
 double silu_mul(double gate, double up, double want);
 
+/// a * sigmoid(gate) = want: exp, sum, quotient, product; below -88.72 exp(-gate) overflows, and the sigmoid, which is smaller than
+/// 2^-127 there, becomes 0.
+double sigmoid_mul(double a, double gate, double want);
+
+/// l2 norm of one element over K; as rms_norm, of which it has no mean.
+double l2_norm(int64_t k, double want, double sum_of_squares);
+
 /// The weight of a chosen expert, `want`: a difference of logits that spread over `spread`, exp, the sum of `experts` terms (none is
 /// negative, each off as `want` is), a division; normalised: the sum of `chosen` such and a division more.
 double topk_weight(int64_t experts, int64_t chosen, double spread, double want, bool normalised);

@@ -175,7 +175,8 @@ void add(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end
 
 // Isa::scalar: no panels are packed for it, and code_bytes_for gives room for a pointer in every group.
 constexpr Kernels kDeviceTable = {Isa::scalar, linear, quantise, quant_linear, embed, rms_norm, head_norm, rope, kv_store, attention, silu_mul, add,
-                                  nullptr, nullptr, nullptr, nullptr};   // ops of experts: abi.h has none (KernelCheck::on_device)
+                                  // ops of gated DeltaNet and of experts: abi.h has none (KernelCheck::on_device)
+                                  nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

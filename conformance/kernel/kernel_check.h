@@ -27,6 +27,13 @@ enum class KernelOp : uint8_t {
   attention,
   silu_mul,
   add,
+  sigmoid_mul,
+  sigmoid,
+  l2_norm,
+  gated_norm,
+  decay,
+  conv,
+  delta_rule,
   topk,
   topk_weights,
   expert_sum,
@@ -142,6 +149,13 @@ void attention_cases(KernelBench& b);
 void attention_long_cases(KernelBench& b);  // what numerics 1 waits for: prefill of 2048 rows, and rows up to position 32767
 void silu_mul_cases(KernelBench& b);  // pointwise.cpp
 void add_cases(KernelBench& b);
+void sigmoid_mul_cases(KernelBench& b);
+void sigmoid_cases(KernelBench& b);  // gdn.cpp
+void l2_norm_cases(KernelBench& b);
+void gated_norm_cases(KernelBench& b);
+void decay_cases(KernelBench& b);
+void conv_cases(KernelBench& b);
+void delta_rule_cases(KernelBench& b);
 void topk_cases(KernelBench& b);  // moe.cpp
 void topk_weights_cases(KernelBench& b);
 void expert_sum_cases(KernelBench& b);

@@ -41,6 +41,13 @@ void silu_mul_cases(KernelBench& b) {
         run(b, &Kernels::silu_mul, columns, 40, kind, oracle::silu_mul, bounds::silu_mul);
 }
 
+void sigmoid_mul_cases(KernelBench& b) {
+  for (int64_t columns : kEdgeWidths)
+    for (Values kind : kAllValues)
+      if (b.next(fmt::format("columns {}, {}", columns, name_of(kind))))
+        run(b, &Kernels::sigmoid_mul, columns, 40, kind, oracle::sigmoid_mul, bounds::sigmoid_mul);
+}
+
 void add_cases(KernelBench& b) {
   for (int64_t columns : kEdgeWidths)
     for (Values kind : kAllValues)

@@ -9,23 +9,23 @@
 namespace assay {
 namespace {
 
-constexpr int64_t kRows = 6, kPositions[kRows] = {0, 1, 17, 256, 599, 4095};
+constexpr int64_t kRopeRows = 6, kRopePositions[kRopeRows] = {0, 1, 17, 256, 599, 4095};
 
 void run(KernelBench& b, int64_t head_dim, const RopeConfig& config, const RopeTable& table, Values kind) {
-  const int64_t rotary = config.rotary, *positions = kPositions;
+  const int64_t rotary = config.rotary, *positions = kRopePositions;
   const int64_t heads = 3, columns = heads * head_dim;
-  const std::vector<float> x = kernel_values(b.rng(), size_t(kRows * columns), kind);
+  const std::vector<float> x = kernel_values(b.rng(), size_t(kRopeRows * columns), kind);
   std::vector<float> scalar = unwritten(x.size()), got = scalar;
   RopeArgs a{x.data(), scalar.data(), positions, table.cos.data(), table.sin.data(), heads, head_dim, rotary};
-  b.scalar.rope(a, 0, kRows);
+  b.scalar.rope(a, 0, kRopeRows);
   a.y = got.data();
   b.target.rope(a, 0, 2);
-  b.target.rope(a, 2, kRows);
+  b.target.rope(a, 2, kRopeRows);
   b.bytes("element", scalar, got);
-  const oracle::Matrix64 x64 = widened(x, kRows), want = oracle::rope(x64, heads, head_dim, kPositions, config);
+  const oracle::Matrix64 x64 = widened(x, kRopeRows), want = oracle::rope(x64, heads, head_dim, kRopePositions, config);
   const std::vector<double> frequencies = oracle::rope_frequencies(config);
   b.bounds(
-      got, kRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
+      got, kRopeRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
       [&](int64_t r, int64_t c) {
         const int64_t j = c % head_dim, half = rotary / 2, first = c - j;
         if (j >= rotary) return 0.0;  // unchanged
@@ -51,7 +51,7 @@ void rope_cases(KernelBench& b) {
         for (Values kind : {Values::normal, Values::mixed, Values::denormals, Values::huge, Values::non_finite}) {
           if (!b.next(fmt::format("head_dim {} rotary {}{}, {}", d, rotary, llama3 ? " llama3" : "", name_of(kind))))
             continue;
-          if (table.context == 0) table = make_rope_table(config, kPositions[kRows - 1] + 1);
+          if (table.context == 0) table = make_rope_table(config, kRopePositions[kRopeRows - 1] + 1);
           run(b, d, config, table, kind);
         }
       }
