@@ -36,6 +36,12 @@ class DeviceCall {
   T* up(const std::vector<T>& host) {
     return up(host.data(), host.size());
   }
+  /// Fills what room() gave.
+  template <class T>
+  T* filled(T* room, const T* host, size_t n) {
+    d_.upload(room, host, n * sizeof(T));
+    return room;
+  }
   /// What no op may leave: NaN.
   template <class T>
   T* room(size_t n, int64_t skip = 0) {

@@ -78,9 +78,9 @@ void norm(const NormArgs& a, int64_t begin, int64_t end, bool heads) {
   if (begin >= end) return;
   Call c(heads ? "head_norm" : "rms_norm");
   if (!c.offered(c.table().norm)) return;
-  const int64_t columns = heads ? a.heads * a.head_dim : a.columns, rows = end - begin;
-  const AssayNorm n{c.up(a.x + begin * columns, size_t(rows * columns)), c.up(a.w, size_t(heads ? a.head_dim : columns)),
-                    c.room<float>(size_t(rows * columns)), rows, columns, heads ? a.heads : 0, a.head_dim, a.eps, 0};
+  const int64_t columns = heads ? a.heads * a.head_dim : a.columns, rows = end - begin, wide = a.x_columns ? a.x_columns : columns;
+  const AssayNorm n{c.up(a.x + begin * wide, size_t(rows * wide)), c.up(a.w, size_t(heads ? a.head_dim : columns)),
+                    c.room<float>(size_t(rows * columns)), rows, columns, heads ? a.heads : 0, a.head_dim, a.eps, int32_t(a.x_stride)};
   if (!c.ran(c.table().norm(c.handle(), &n))) return;
   c.down(a.y + begin * columns, n.y, size_t(rows * columns) * sizeof(float));
   c.finish();
@@ -157,10 +157,10 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, float*) {
   std::copy_n(&got[size_t((begin - first * a.heads) * dim)], (end - begin) * dim, a.y + begin * dim);
 }
 
-void binary(const BinaryArgs& a, int64_t begin, int64_t end, bool is_add) {
+void binary(const BinaryArgs& a, int64_t begin, int64_t end, const char* name, int (*AssayModule::*member)(AssayDevice*, const AssayBinary*)) {
   if (begin >= end) return;
-  Call c(is_add ? "add" : "silu_mul");
-  const auto op = is_add ? c.table().add : c.table().silu_mul;
+  Call c(name);
+  const auto op = c.table().*member;
   if (!c.offered(op)) return;
   const int64_t rows = end - begin;
   const size_t n = size_t(rows * a.columns);
@@ -170,13 +170,146 @@ void binary(const BinaryArgs& a, int64_t begin, int64_t end, bool is_add) {
   c.down(a.y + begin * a.columns, b.y, n * sizeof(float));
   c.finish();
 }
-void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, false); }
-void add(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, true); }
+void silu_mul(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, "silu_mul", &AssayModule::silu_mul); }
+void add(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, "add", &AssayModule::add); }
+void sigmoid_mul(const BinaryArgs& a, int64_t begin, int64_t end) { binary(a, begin, end, "sigmoid_mul", &AssayModule::sigmoid_mul); }
+
+/// An op whose result is rows [begin, end) of `columns`; `args(c, rows, y)` makes its arguments.
+template <class Op, class Args>
+void by_rows(const char* name, Op AssayModule::*member, float* y, int64_t columns, int64_t begin, int64_t end, Args&& args) {
+  if (begin >= end) return;
+  Call c(name);
+  if (!c.offered(c.table().*member)) return;
+  float* const out = c.room<float>(size_t((end - begin) * columns));
+  const auto a = args(c, end - begin, out);
+  if (!c.ran((c.table().*member)(c.handle(), &a))) return;
+  c.down(y + begin * columns, out, size_t((end - begin) * columns) * sizeof(float));
+  c.finish();
+}
+
+void sigmoid(const SigmoidArgs& a, int64_t begin, int64_t end) {
+  by_rows("sigmoid", &AssayModule::sigmoid, a.y, a.columns, begin, end, [&](Call& c, int64_t rows, float* y) {
+    return AssayUnary{c.up(a.x + begin * a.columns, size_t(rows * a.columns)), y, rows, a.columns};
+  });
+}
+void decay(const DecayArgs& a, int64_t begin, int64_t end) {
+  by_rows("decay", &AssayModule::decay, a.y, a.heads, begin, end, [&](Call& c, int64_t rows, float* y) {
+    return AssayDecay{c.up(a.x + begin * a.heads, size_t(rows * a.heads)), c.up(a.w, size_t(2 * a.heads)), y, rows, a.heads};
+  });
+}
+void l2_norm(const L2NormArgs& a, int64_t begin, int64_t end) {
+  by_rows("l2_norm", &AssayModule::l2_norm, a.y, a.heads * a.head_dim, begin, end, [&](Call& c, int64_t rows, float* y) {
+    // What lies behind the last row's last head may be nobody's.
+    const int64_t n = (rows - 1) * a.x_columns + a.heads * a.head_dim;
+    return AssayL2Norm{c.up(a.x + begin * a.x_columns, size_t(n)), y, rows, a.x_columns, a.heads, a.head_dim, a.scale, 0};
+  });
+}
+void gated_norm(const GatedNormArgs& a, int64_t begin, int64_t end) {
+  const int64_t columns = a.heads * a.head_dim;
+  by_rows("gated_norm", &AssayModule::gated_norm, a.y, columns, begin, end, [&](Call& c, int64_t rows, float* y) {
+    const size_t n = size_t(rows * columns);
+    return AssayGatedNorm{c.up(a.x + begin * columns, n), c.up(a.z + begin * columns, n), c.up(a.w, size_t(a.head_dim)), y, rows, a.heads,
+                          a.head_dim, a.eps, 0};
+  });
+}
+void topk(const TopkArgs& a, int64_t begin, int64_t end) {
+  by_rows("topk", &AssayModule::topk, a.ids, a.chosen, begin, end, [&](Call& c, int64_t rows, float* y) {
+    return AssayRouter{c.up(a.logits + begin * a.experts, size_t(rows * a.experts)), y, nullptr, rows, a.experts, a.chosen, 0, 0};
+  });
+}
+void topk_weights(const TopkWeightsArgs& a, int64_t begin, int64_t end) {
+  by_rows("topk_weights", &AssayModule::topk_weights, a.y, a.chosen, begin, end, [&](Call& c, int64_t rows, float* y) {
+    float* const ids = c.room<float>(size_t(rows * a.chosen));
+    return AssayRouter{c.up(a.logits + begin * a.experts, size_t(rows * a.experts)), c.filled(ids, a.ids + begin * a.chosen, size_t(rows * a.chosen)),
+                       y, rows, a.experts, a.chosen, a.normalised, 0};
+  });
+}
+void expert_sum(const ExpertSumArgs& a, int64_t begin, int64_t end) {
+  by_rows("expert_sum", &AssayModule::expert_sum, a.y, a.columns, begin, end, [&](Call& c, int64_t rows, float* y) {
+    const int64_t row = a.chosen * a.columns;
+    return AssayExpertSum{c.up(a.weights + begin * a.chosen, size_t(rows * a.chosen)), c.up(a.x + begin * row, size_t(rows * row)), y, rows,
+                          a.chosen, a.columns, nullptr};
+  });
+}
+void gated_add(const GatedAddArgs& a, int64_t begin, int64_t end) {
+  by_rows("gated_add", &AssayModule::gated_add, a.y, a.columns, begin, end, [&](Call& c, int64_t rows, float* y) {
+    const size_t n = size_t(rows * a.columns);
+    return AssayGatedAdd{c.up(a.gate + begin, size_t(rows)), c.up(a.shared + begin * a.columns, n), c.up(a.x + begin * a.columns, n), y, rows,
+                         a.columns, nullptr};
+  });
+}
+
+/// The spans of items [begin, end), `per_span` of each, and their states: entry = slot, read and replaced.
+struct SpansOfItems {
+  std::vector<AssaySpan> spans;
+  std::vector<int32_t> after;
+  int64_t rows = 0, slots = 0;
+  SpansOfItems(const RowSpan* all, int64_t per_span, int64_t begin, int64_t end) {
+    for (int64_t i = 0; i <= (end - 1) / per_span; i++) {
+      rows = std::max(rows, all[i].first + all[i].rows);
+      slots = std::max<int64_t>(slots, all[i].slot + 1);
+      if (i < begin / per_span) continue;
+      spans.push_back({all[i].slot, 0, all[i].first, all[i].rows});
+    }
+    after.assign(size_t(rows), -1);
+    for (const AssaySpan& s : spans) after[size_t(s.first + s.rows - 1)] = s.entry;
+  }
+  AssayStates states(Call& c) const {
+    AssayStates s{};
+    s.entries = slots;
+    s.spans = c.up(spans);
+    s.after = c.up(after);
+    s.span_count = int64_t(spans.size());
+    return s;
+  }
+};
+
+void conv(const ConvArgs& a, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  Call c("conv");
+  if (!c.offered(c.table().conv)) return;
+  const int64_t blocks = conv_blocks(a.channels), entry = a.width * a.channels;
+  const SpansOfItems s(a.spans, blocks, begin, end);
+  AssayConv n{c.up(a.x, size_t(s.rows * a.channels)), c.up(a.w, size_t(entry)), c.room<float>(size_t(s.rows * a.channels)), s.rows, s.states(c)};
+  n.states.width = a.width, n.states.channels = a.channels, n.states.stride = entry;
+  n.states.conv = c.filled(c.room<float>(size_t(s.slots * entry)), a.state, size_t(s.slots * entry));
+  if (!c.ran(c.table().conv(c.handle(), &n))) return;
+  const std::vector<float> y = c.down(n.y, size_t(s.rows * a.channels)), state = c.down(n.states.conv, size_t(s.slots * entry));
+  for (int64_t item = begin; item < end; item++) {
+    const RowSpan& span = a.spans[item / blocks];
+    const int64_t first = item % blocks * kConvBlock, count = std::min(kConvBlock, a.channels - first);
+    for (int64_t r = span.first; r < span.first + span.rows; r++) std::copy_n(&y[size_t(r * a.channels + first)], count, a.y + r * a.channels + first);
+    for (int64_t t = span.slot * a.width; t < (span.slot + 1) * a.width; t++)
+      std::copy_n(&state[size_t(t * a.channels + first)], count, a.state + t * a.channels + first);
+  }
+}
+
+void delta_rule(const DeltaRuleArgs& a, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  Call c("delta_rule");
+  if (!c.offered(c.table().delta_rule)) return;
+  const int64_t blocks = delta_blocks(a.d_v), entry = a.v_heads * a.d_k * a.d_v, values = a.v_heads * a.d_v;
+  const SpansOfItems s(a.spans, blocks * a.v_heads, begin, end);
+  const size_t keys = size_t(s.rows * a.k_heads * a.d_k), heads = size_t(s.rows * a.v_heads);
+  AssayDeltaRule n{c.up(a.q, keys), c.up(a.k, keys), c.up(a.v, size_t(s.rows * values)), c.up(a.beta, heads), c.up(a.decay, heads),
+                   c.room<float>(size_t(s.rows * values)), s.rows, a.k_heads, s.states(c)};
+  n.states.v_heads = a.v_heads, n.states.k_dim = a.d_k, n.states.v_dim = a.d_v, n.states.stride = entry;
+  n.states.state = c.filled(c.room<float>(size_t(s.slots * entry)), a.state, size_t(s.slots * entry));
+  if (!c.ran(c.table().delta_rule(c.handle(), &n))) return;
+  const std::vector<float> y = c.down(n.y, size_t(s.rows * values)), state = c.down(n.states.state, size_t(s.slots * entry));
+  for (int64_t item = begin; item < end; item++) {
+    const RowSpan& span = a.spans[item / blocks / a.v_heads];
+    const int64_t head = item / blocks % a.v_heads, first = item % blocks * kDeltaBlock, count = std::min(kDeltaBlock, a.d_v - first);
+    for (int64_t r = span.first; r < span.first + span.rows; r++)
+      std::copy_n(&y[size_t((r * a.v_heads + head) * a.d_v + first)], count, a.y + (r * a.v_heads + head) * a.d_v + first);
+    for (int64_t k = (span.slot * a.v_heads + head) * a.d_k; k < (span.slot * a.v_heads + head + 1) * a.d_k; k++)
+      std::copy_n(&state[size_t(k * a.d_v + first)], count, a.state + k * a.d_v + first);
+  }
+}
 
 // Isa::scalar: no panels are packed for it, and code_bytes_for gives room for a pointer in every group.
 constexpr Kernels kDeviceTable = {Isa::scalar, linear, quantise, quant_linear, embed, rms_norm, head_norm, rope, kv_store, attention, silu_mul, add,
-                                  // ops of gated DeltaNet and of experts: abi.h has none (KernelCheck::on_device)
-                                  nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+                                  sigmoid_mul, sigmoid, l2_norm, gated_norm, decay, conv, delta_rule, topk, topk_weights, expert_sum, gated_add};
 
 }  // namespace
 

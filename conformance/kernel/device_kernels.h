@@ -12,6 +12,8 @@
 
 namespace assay {
 
+class KernelBench;
+
 /// While it lives, table() runs every op on the device: operands up, the op, results down. One at a time.
 class DeviceKernels {
  public:
@@ -41,6 +43,11 @@ std::vector<NamedDigest> digests_named(std::vector<NamedDigest> all, const std::
 /// A byte_exact check of kernel scope, `kernel/OP/DEVICE`, without what it runs.
 Check device_kernel_check(const std::string& op, const std::string& device, std::string baseline, int64_t expected);
 void add_device_op_checks(std::vector<Check>& out);   // device_ops.cpp
+// device_mixture.cpp: cases of device_ops.cpp's table; without a device the chain of scalar ops alone.
+void expert_linear_on_device(KernelBench& b, DeviceKernels::State* device);
+void fused_mixture_on_device(KernelBench& b, DeviceKernels::State* device);
+void kept_states_on_device(KernelBench& b, DeviceKernels::State* device);
+void columns_on_device(KernelBench& b, DeviceKernels::State* device);
 void add_primitive_checks(std::vector<Check>& out);   // primitives.cpp
 
 }  // namespace assay

@@ -19,14 +19,6 @@ namespace {
 using OnDevice = DeviceKernels::State;
 constexpr float kEps = 1e-6f;
 
-/// The bytes of the chain; as numbers too, so that a failure names row and column.
-void same(KernelBench& b, const char* part, const std::vector<float>& want, const std::vector<float>& got, int64_t columns) {
-  b.bytes(part, want, got);
-  b.bounds(
-      got, int64_t(got.size()) / columns, columns,
-      [&](int64_t r, int64_t c) { return double(want[size_t(r * columns + c)]); }, [](int64_t, int64_t) { return 0.0; });
-}
-
 // ---- products of several matrices, with a norm in front, a residual or a gate behind
 
 struct Product {
@@ -95,7 +87,7 @@ void run_product(KernelBench& b, OnDevice* device, const Product& p) {
     if (!c.ran(c.table().linear(c.handle(), &a))) return;
     for (size_t i = 0; i < got.size(); i++) got[i] = c.down(a.y[i], got[i].size());
   }
-  for (size_t i = 0; i < want.size(); i++) same(b, fmt::format("matrix {}, element", i).c_str(), want[i], got[i], p.outputs[i]);
+  for (size_t i = 0; i < want.size(); i++) b.same(fmt::format("matrix {}, element", i).c_str(), want[i], got[i], p.outputs[i]);
 }
 
 void fused_linear_cases(KernelBench& b, OnDevice* device) {
@@ -232,10 +224,10 @@ void run_heads(KernelBench& b, OnDevice* device, const HeadsCase& h) {
     got_v = c.down(static_cast<const std::byte*>(a.cache.v), got_v.size());
     seen = c.down(a.overflow, 1)[0];
   }
-  same(b, "q", want_q, got_q, dim);
+  b.same("q", want_q, got_q, dim);
   b.bytes("k", cache_k, got_k);
   b.bytes("v", cache_v, got_v);
-  if (h.attends) same(b, "y", want_y, got_y, dim);
+  if (h.attends) b.same("y", want_y, got_y, dim);
   if (seen != overflow) b.fail(fmt::format("overflow seen at {}, scalar {}", seen, overflow));
 }
 
@@ -301,7 +293,7 @@ void gather_cases(KernelBench& b, OnDevice* device) {
         if (!c.ran(c.table().gather(c.handle(), &a))) return;
         got = c.down(a.y, got.size());
       }
-      same(b, "element", want, got, columns);
+      b.same("element", want, got, columns);
     }
 }
 
@@ -333,7 +325,7 @@ void argmax_cases(KernelBench& b, OnDevice* device) {
           const std::vector<int32_t> ids = c.down(a.ids, size_t(rows));
           got.assign(ids.begin(), ids.end());
         }
-        same(b, "id", want, got, 1);
+        b.same("id", want, got, 1);
       }
 }
 
@@ -376,6 +368,10 @@ constexpr DeviceOp kDeviceOps[] = {
     {"gather", 22, "copies of rows", gather_cases},
     {"argmax", 100, "the session's argmax", argmax_cases},
     {"pack", 111, "the file's bytes, packed and unpacked", pack_cases},
+    {"expert_linear", 200, "linear or quant_linear of each row alone, with its expert's rows", expert_linear_on_device},
+    {"fused_mixture", 60, "topk and topk_weights; expert_linear and silu_mul; expert_sum or gated_add and add", fused_mixture_on_device},
+    {"kept_states", 60, "conv and delta_rule, row after row", kept_states_on_device},
+    {"columns", 20, "copies of columns", columns_on_device},
 };
 
 }  // namespace

@@ -94,6 +94,13 @@ class KernelBench {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t c = 0; c < columns; c++) bound(double(got[size_t(r * columns + c)]), want(r, c), limit(r, c), r, c);
   }
+  /// The bytes of another way to the same [rows, columns]; as numbers too, so that a failure names row and column.
+  void same(const char* part, std::span<const float> want, std::span<const float> got, int64_t columns) {
+    bytes(part, want, got);
+    bounds(
+        got, int64_t(got.size()) / columns, columns,
+        [&](int64_t r, int64_t c) { return double(want[size_t(r * columns + c)]); }, [](int64_t, int64_t) { return 0.0; });
+  }
   /// Whether a stranger's module refused the case: nothing more is said of it.
   bool refused() const { return refused_now_; }
   void fail(const std::string& line);
