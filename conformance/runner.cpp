@@ -36,6 +36,7 @@ DumpRun run_dump(std::shared_ptr<const Model> model, const DumpSpec& spec) {
 DumpRun run_dump(Engine& engine, const DumpSpec& spec) {
   DumpRun run;
   GenerateOptions generate_options = spec.generate;
+  generate_options.mtp = engine.has_mtp();
   if (spec.out.empty()) {
     run.generated = generate(engine, spec.requests, generate_options, nullptr, &run.trace);
   } else {
@@ -44,7 +45,6 @@ DumpRun run_dump(Engine& engine, const DumpSpec& spec) {
     DumpWriter writer(spec.writer_options());
     Capture capture(writer, engine, spec.requests, spec.capture);
     generate_options.all_logits = capture.needs_all_logits();
-    generate_options.mtp = engine.has_mtp();
     run.generated = generate(engine, spec.requests, generate_options, &capture, &run.trace);
     describe(writer.manifest(), engine, spec.requests, run.generated, generate_options);
     // Also where no node shows it: a constant, a wire.

@@ -95,7 +95,8 @@ void Capture::declare_pass(const Batch& batch, int32_t prompt, int64_t step) {
     if (n.output == kNoValue || !n.runs_in(pass)) continue;
     const Value& v = program.values[n.output];
     if (!engine_.materialises(batch, n.output)) {
-      if (options_.wants(v.layer, v.phase)) inner.push_back(value_tensor(prompt, pass, step, v, v.phase));
+      for (const std::string& phase : {v.phase, v.also})
+        if (!phase.empty() && options_.wants(v.layer, phase)) inner.push_back(value_tensor(prompt, pass, step, v, phase));
       continue;
     }
     TensorDecl d;

@@ -368,7 +368,7 @@ constexpr DeviceOp kDeviceOps[] = {
     {"gather", 22, "copies of rows", gather_cases},
     {"argmax", 100, "the session's argmax", argmax_cases},
     {"pack", 111, "the file's bytes, packed and unpacked", pack_cases},
-    {"expert_linear", 200, "linear or quant_linear of each row alone, with its expert's rows", expert_linear_on_device},
+    {"expert_linear", 150, "linear or quant_linear of each row alone, with its expert's rows", expert_linear_on_device},
     {"fused_mixture", 60, "topk and topk_weights; expert_linear and silu_mul; expert_sum or gated_add and add", fused_mixture_on_device},
     {"kept_states", 60, "conv and delta_rule, row after row", kept_states_on_device},
     {"columns", 20, "copies of columns", columns_on_device},
