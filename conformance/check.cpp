@@ -63,11 +63,14 @@ const std::vector<Check>& registry() {
     add_official_checks(out);
     add_bound_checks(out);
     add_oracle_checks(out);
+    add_routing_checks(out);
     add_equivalence_checks(out);
     add_quantised_equivalence_checks(out);
+    add_verify_checks(out);
     add_device_equivalence_checks(out);
     add_trace_checks(out);
     add_quality_checks(out);
+    add_mtp_quality_checks(out);
     add_quantised_quality_checks(out);
     add_artifact_checks(out);
     add_config_echo_checks(out);

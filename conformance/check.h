@@ -133,10 +133,13 @@ DeviceRan ran_on(const Device& device);
 void add_official_checks(std::vector<Check>& out);     // integration/official.cpp
 void add_bound_checks(std::vector<Check>& out);        // integration/bounds.cpp
 void add_oracle_checks(std::vector<Check>& out);        // integration/oracle.cpp
+void add_routing_checks(std::vector<Check>& out);       // integration/routing.cpp
 void add_oracle_width_checks(std::vector<Check>& out);  // integration/oracle_width.cpp, called by the former
 void add_equivalence_checks(std::vector<Check>& out);  // equivalence/equivalence.cpp
 void add_quantised_equivalence_checks(std::vector<Check>& out);   // equivalence/quantised.cpp
 void add_trace_checks(std::vector<Check>& out);        // equivalence/trace.cpp
+void add_verify_checks(std::vector<Check>& out);       // equivalence/verify.cpp
+void add_mtp_quality_checks(std::vector<Check>& out);  // quality/mtp.cpp
 void add_quality_checks(std::vector<Check>& out);      // quality/quality.cpp
 void add_quantised_quality_checks(std::vector<Check>& out);       // quality/quantised.cpp
 void add_kernel_checks(std::vector<Check>& out);       // kernel/kernels.cpp

@@ -56,7 +56,8 @@ class Judge {
     out_.level = options_.level;
     out_.tolerance = options_.tolerance;
     GreedyOutcome greedy = compare_greedy(base_, target_, options_.tolerance);
-    plan_ = comparing::make_plan(base_, target_, options_, greedy);
+    routing_.emplace(base_, target_, options_.tolerance, options_.level == Level::max_rel);
+    plan_ = comparing::make_plan(base_, target_, options_, greedy, *routing_);
     out_.partial = plan_.partial;
     measure();
     for (const Pair& p : plan_.pairs) judge(p);
@@ -71,6 +72,11 @@ class Judge {
     // With a part of the nodes only, the ids (which depend on all) are out of view unless asked for.
     const bool ids_asked = std::find(options_.only.begin(), options_.only.end(), "greedy_ids") != options_.only.end();
     if (!plan_.partial || (ids_asked && !options_.until)) out_.greedy = std::move(greedy.records);
+    for (const CompareRecord& r : plan_.records) out_.partial = out_.partial || r.kind == "other_experts";
+    out_.choices = routing_->choices();
+    out_.flips = routing_->flips();
+    too_many_flips();
+    out_.routing = routing_->take();
     count();
     out_.divergence = comparing::find_divergence(base_, plan_, out_.greedy);
     if (out_.divergence) out_.first_divergence = out_.divergence->text;
@@ -157,6 +163,7 @@ class Judge {
     CompareRecord& r = plan_.records[p.record];
     if (!r.metrics) return;  // decided by hashes
     const TensorMetrics& m = *r.metrics;
+    if (const RoutingRecord* choice = routing_->find(r.name)) return judge_choice(r, *choice);
     if (const auto it = added_.find(r.name); it != added_.end() && m.non_finite_mismatch == 0 && is_float(p.target.dtype))
       return judge_added(r, *it->second);
     const bool floats = is_float(p.base.dtype) && is_float(p.target.dtype);
@@ -192,6 +199,24 @@ class Judge {
     const Place& at = m.max_rel_at;
     fail(r, "value", fmt::format("max_rel {:.3g} above {:.3g} at {}: base {:.9g}, target {:.9g}", m.max_rel, *tolerance,
                                  comparing::place_text(base_, r.name, r.shape, at.row, at.column), at.base, at.target));
+  }
+
+  /// Experts are no quantities: other ones are judged by what the choice was worth.
+  void judge_choice(CompareRecord& r, const RoutingRecord& choice) {
+    if (choice.status == Status::fail) return fail(r, "routing", choice.reason);
+    r.reason = choice.reason;
+    r.reached = same_everywhere(*r.metrics) ? Level::byte_exact : Level::max_rel;
+  }
+
+  /// Each choice may be excused; many of them are another router.
+  void too_many_flips() {
+    if (!routing_->too_many()) return;
+    for (CompareRecord& r : plan_.records) {
+      const RoutingRecord* choice = routing_->find(r.name);
+      if (!choice || choice->flips == 0) continue;
+      return fail(r, "routing", fmt::format("{} of {} choices of experts differ, at most {:g}% may; here {}", routing_->flips(), routing_->choices(),
+                                            100 * options_.tolerance.max_flip_share, choice->reason));
+    }
   }
 
   /// The target is of low precision, and what its window adds is known: accumulated error is shown, and decides nothing.
@@ -289,7 +314,7 @@ class Judge {
       const bool floats = r.dtype_base.find('F') != std::string::npos && r.dtype_target.find('F') != std::string::npos;
       if (r.metrics && floats && r.metrics->non_finite_mismatch == 0) needed = r.metrics->max_rel;
       if (r.added_limit) needed = r.status == Status::fail ? kInf : 0;  // no --tol changes what a window adds
-      if (r.metrics && !floats && same_everywhere(*r.metrics)) needed = 0;
+      if (r.metrics && !floats && (same_everywhere(*r.metrics) || r.reached)) needed = 0;
       out_.smallest_passing_tolerance = std::max(out_.smallest_passing_tolerance, needed);
     }
     bool greedy_holds = !out_.greedy.empty();
@@ -316,6 +341,7 @@ class Judge {
   const Dump &base_, &target_;
   const CompareOptions& options_;
   std::unordered_map<std::string, const NodeError*> added_;  // that the target is judged by
+  std::optional<Routing> routing_;
   bool unpaired_ = false;                                    // records of what the baseline does not hold
   Plan plan_;
   CompareResult out_;

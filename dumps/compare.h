@@ -60,7 +60,7 @@ struct CompareRecord {
   int64_t order = 0;
   Status status = Status::pass;
   /// For machines: "" (pass), "value", "added", "bits", "ids", "non_finite", "missing", "extra", "shape", "dtype", "no_tolerance",
-  /// "no_values", "not_materialised", "other_tokens", "empty", "replicas".
+  /// "no_values", "not_materialised", "other_tokens", "other_experts", "routing", "empty", "replicas".
   std::string kind;
   std::string reason;            // for people: "shape [5, 64], wanted [5, 96]", "NaN in target only at row 3 column 7"
   std::string dtype_base, dtype_target;
@@ -93,6 +93,19 @@ struct GreedyRecord {
   std::vector<Flip> flips;
 };
 
+/// Choices of experts by one router in one pass: `router_topk_ids` of both sides, rows whose experts (or their order) differ, and
+/// the worst of them. Regret: how much more the baseline's own choice scores than the target's, by the baseline's router
+/// logits, at the rank where that is most. Infinite: no experts, or a NaN among the scores.
+struct RoutingRecord {
+  std::string name;
+  int64_t rows = 0, flips = 0;
+  double worst_regret = 0;
+  int64_t row = -1, position = -1;
+  std::vector<int64_t> base_ids, target_ids;   // of that row; the baseline's own choice, whatever it was made to run with
+  Status status = Status::pass;                // near_tie: every regret is under the cap
+  std::string reason;
+};
+
 /// Agreement of the best k ids of a baseline's `logits_top_ids` with the target's logits. Reported, never a failure.
 struct TopkRecord {
   std::string name;              // the baseline's tensor
@@ -114,6 +127,8 @@ struct Tolerance {
   double unit = 0;
   double greedy_margin_cap = 0;  // NEARTIE: no margin above this is a tie, whatever the measured noise; 0: no flip is a tie
   int64_t max_near_ties = 0;     // more than this many fail
+  double regret_cap = 0;         // choices of experts: no regret above this is admitted; 0: every other choice fails
+  double max_flip_share = 0;     // of all choices; more than this fail, whatever their regret
 };
 const std::map<std::string, Tolerance>& presets();
 /// The tolerance of one tensor; nullopt: it has none.
@@ -148,11 +163,13 @@ struct CompareResult {
   Tolerance tolerance;
   std::vector<CompareRecord> records;   // in execution order
   std::vector<GreedyRecord> greedy;
+  std::vector<RoutingRecord> routing;
   std::vector<TopkRecord> topk;
   std::optional<std::string> first_divergence;   // Divergence::text
   std::optional<Divergence> divergence;
   double smallest_passing_tolerance = 0;  // one --tol that every compared float tensor meets; Inf: no tolerance would do
   int64_t compared = 0, failed = 0, near_ties = 0, skipped = 0, missing = 0, extra = 0;
+  int64_t choices = 0, flips = 0;         // of experts: judged, and other ones than the baseline's
   int64_t elements = 0, bytes_read = 0;   // of both sides
   std::optional<Level> reached;         // the strongest level that holds for all
   bool partial = false;                 // --until or --only

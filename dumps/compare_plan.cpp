@@ -61,8 +61,8 @@ class CaptureHints {
 
 class Planner {
  public:
-  Planner(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy)
-      : base_(base), target_(target), options_(options), greedy_(greedy), base_hints_(base), target_hints_(target) {
+  Planner(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy, const Routing& routing)
+      : base_(base), target_(target), options_(options), greedy_(greedy), routing_(routing), base_hints_(base), target_hints_(target) {
     for (const DumpTensor& t : base.tensors()) {
       const auto n = parse_tensor_name(t.name);
       if (n && n->pass == "decode") steps_[n->prompt] = std::max(steps_[n->prompt], n->step_number() + 1);
@@ -151,6 +151,11 @@ class Planner {
                fed->second < 0 ? "not compared: another prompt" : fmt::format("not compared: other tokens from step {} on", fed->second));
         return;
       }
+    }
+    if (n && routing_.behind(*n)) {
+      used_.insert(b.name);
+      record(b, Status::skipped, "other_experts", "not compared: other experts before it");
+      return;
     }
     if (t) {
       used_.insert(t->name);
@@ -280,6 +285,7 @@ class Planner {
   const Dump &base_, &target_;
   const CompareOptions& options_;
   const GreedyOutcome& greedy_;
+  const Routing& routing_;
   CaptureHints base_hints_, target_hints_;
   std::unordered_map<std::string, int64_t> steps_;
   std::unordered_set<std::string> used_;
@@ -300,8 +306,8 @@ std::string scale_key(const std::string& name) {
   return (n->is_state() ? "state/" : "") + n->phase + "/" + n->layer;
 }
 
-Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy) {
-  return Planner(base, target, options, greedy).run();
+Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy, const Routing& routing) {
+  return Planner(base, target, options, greedy, routing).run();
 }
 
 }  // namespace assay::comparing

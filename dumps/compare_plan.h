@@ -9,6 +9,7 @@
 
 #include "dumps/compare.h"
 #include "dumps/greedy.h"
+#include "dumps/routing.h"
 
 namespace assay::comparing {
 
@@ -34,7 +35,7 @@ struct Plan {
   bool partial = false;
 };
 /// Throws Error{usage}: --until or --only that name nothing of the baseline.
-Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy);
+Plan make_plan(const Dump& base, const Dump& target, const CompareOptions& options, const GreedyOutcome& greedy, const Routing& routing);
 
 /// Usual scales by scale_key, of the keys that `wanted` names: from the statistics of a manifest, else from the values.
 std::unordered_map<std::string, double> usual_scales(const Dump& base, const std::vector<std::string>& wanted, int threads);

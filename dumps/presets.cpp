@@ -8,7 +8,7 @@ namespace assay {
 namespace {
 
 Tolerance preset(std::string name, double fixed, double noise_factor, std::string floor, double cap, int64_t near_ties,
-                 double cache_ulps = 0, double unit = 0) {
+                 double regret, double flips, double cache_ulps = 0, double unit = 0) {
   Tolerance t;
   t.preset = std::move(name);
   t.fixed = fixed;
@@ -16,6 +16,8 @@ Tolerance preset(std::string name, double fixed, double noise_factor, std::strin
   t.floor = std::move(floor);
   t.greedy_margin_cap = cap;
   t.max_near_ties = near_ties;
+  t.regret_cap = regret;
+  t.max_flip_share = flips;
   t.cache_ulps = cache_ulps;
   t.unit = unit;
   return t;
@@ -45,14 +47,15 @@ const std::map<std::string, Tolerance>& presets() {
   static const std::map<std::string, Tolerance> table = [] {
     std::map<std::string, Tolerance> out;
     for (Tolerance t : {
-             //     name             fixed  factor floor       cap   near ties, ULPs of caches, unit of added errors
-             preset("official-f32", 1e-6, 4, "float32", 1e-3, 0),
-             preset("official-bf16", 1e-2, 4, "bfloat16", 0.25, 4, 0, 0x1p-8),
-             preset("f32", 1e-4, 0, "float32", 1e-3, 1, 2),
-             preset("s16", 1e-3, 0, "float32", 1e-2, 2, 2),
-             preset("f16", 2e-2, 0, "float32", 0.05, 3),
-             preset("bf16", 0.1, 0, "float32", 0.25, 4, 0, 0x1p-8),
-             preset("q8", 0.1, 0, "float32", 0.25, 4),
+             //     name             fixed  factor floor       cap   near ties, regret and share of other experts, ULPs of
+             //                                                        caches, unit of added errors
+             preset("official-f32", 1e-6, 4, "float32", 1e-3, 0, 1e-4, 1e-3),
+             preset("official-bf16", 1e-2, 4, "bfloat16", 0.25, 4, 0.25, 0.1, 0, 0x1p-8),
+             preset("f32", 1e-4, 0, "float32", 1e-3, 1, 1e-3, 1e-3, 2),
+             preset("s16", 1e-3, 0, "float32", 1e-2, 2, 1e-2, 1e-2, 2),
+             preset("f16", 2e-2, 0, "float32", 0.05, 3, 0.05, 0.05),
+             preset("bf16", 0.1, 0, "float32", 0.25, 4, 0.25, 0.1, 0, 0x1p-8),
+             preset("q8", 0.1, 0, "float32", 0.25, 4, 0.25, 0.1),
          }) {
       out.emplace(t.preset, t);
     }

@@ -86,7 +86,9 @@ Json tolerance(const Tolerance& t) {
           {"cache_ulp", json_number(t.cache_ulp)},
           {"unit", json_number(t.unit)},
           {"greedy_margin_cap", json_number(t.greedy_margin_cap)},
-          {"max_near_ties", t.max_near_ties}};
+          {"max_near_ties", t.max_near_ties},
+          {"regret_cap", json_number(t.regret_cap)},
+          {"max_flip_share", json_number(t.max_flip_share)}};
 }
 
 Json side(const Dump& d) {
@@ -178,6 +180,12 @@ std::vector<Json> to_records(const CompareResult& r, const Dump& base, const Dum
     out.push_back(std::move(j));
   }
   for (const GreedyRecord& g : r.greedy) out.push_back(to_json(g));
+  for (const RoutingRecord& c : r.routing) {
+    if (c.flips == 0) continue;   // the summary counts the others
+    out.push_back({{"record", "routing"}, {"name", c.name}, {"status", name_of(c.status)}, {"rows", c.rows}, {"flips", c.flips},
+                   {"worst_regret", json_number(c.worst_regret)}, {"row", c.row}, {"position", c.position}, {"base_ids", c.base_ids},
+                   {"target_ids", c.target_ids}, {"reason", c.reason}});
+  }
   for (const TopkRecord& t : r.topk) {
     out.push_back({{"record", "topk"}, {"name", t.name}, {"k", t.k}, {"rows", t.rows}, {"top1", t.top1}, {"order", t.order},
                    {"common", t.common}, {"values_max_abs", json_number(t.values_max_abs)}});
@@ -201,6 +209,8 @@ std::vector<Json> to_records(const CompareResult& r, const Dump& base, const Dum
                  {"failed", r.failed},
                  {"near_ties", r.near_ties},
                  {"max_near_ties", r.tolerance.max_near_ties},
+                 {"choices", r.choices},
+                 {"flips", r.flips},
                  {"skipped", r.skipped},
                  {"missing", r.missing},
                  {"extra", r.extra},

@@ -82,6 +82,7 @@ class Renderer {
     added();
     failures();
     greedy();
+    routing();
     topk();
     levels();
     next();
@@ -394,6 +395,25 @@ class Renderer {
                           prompts == 1 ? "" : "s", std::isinf(least) ? "" : fmt::format(", least margin {:.4g}", least));
     }
     if (!table.empty() || prompts > 0) out_ += "\n";
+  }
+
+  void routing() {
+    if (count("choices") == 0) return;
+    int64_t shown = 0;
+    out_ += fmt::format("  experts: {} of {} choices differ{}\n", count("flips"), count("choices"),
+                        count("flips") == 0 ? "" : fmt::format(" (regret at most {:g}, at most {:g}% of them)", number(head_->at("tolerance").at("regret_cap")),
+                                                               100 * number(head_->at("tolerance").at("max_flip_share"))));
+    for (const Json& r : records_) {
+      if (text(r, "record") != "routing") continue;
+      if (verbose_ || shown++ < 3)
+        out_ += fmt::format("    {:<8} {}: {}\n", text(r, "status") == "fail" ? paint("31", "FAIL") : "admitted", text(r, "name"), text(r, "reason"));
+    }
+    const auto behind = std::count_if(records_.begin(), records_.end(), [](const Json& r) { return text(r, "record") == "tensor" && text(r, "kind") == "other_experts"; });
+    if (behind > 0)
+      out_ += fmt::format("    {} tensors behind them were not compared; held against a baseline that runs with the target's experts they are:\n"
+                          "    assay dump MODEL --backend oracle --force-experts {} --out FORCED\n", behind, text(head_->at("target"), "path"));
+    if (!verbose_ && shown > 3) out_ += fmt::format("    and {} more passes and layers (--verbose)\n", shown - 3);
+    out_ += "\n";
   }
 
   void topk() {

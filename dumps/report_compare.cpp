@@ -274,6 +274,7 @@ std::vector<std::string> not_compared(const Comparison& c) {
       {"shape", "have another shape"},
       {"no_values", "have no values to measure by"},
       {"other_tokens", "saw other tokens, so nothing can be said of them"},
+      {"other_experts", "were made by other experts, so nothing can be said of them"},
       {"not_materialised", "were not materialised by a fused kernel"},
       {"empty", "have no elements"},
       {"not_required", "are shown and not judged: at greedy_prefix the ids decide"}};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dumps/names.h"
+#include "engine/forced_experts.h"
 #include "engine/ops/kernels.h"
 #include "engine/program.h"
 
@@ -33,9 +34,14 @@ struct Batch {
   std::vector<Segment> segments;
   std::vector<int64_t> logit_rows;   // rising; rows whose logits are computed
   const float* hidden = nullptr;     // mtp passes: [rows, hidden], what Engine::hidden() gave for the rows before
+  std::vector<std::shared_ptr<const ForcedExperts>> experts;   // one per segment (null: its routers choose), or none
   bool ids_only = false;             // of the logits nothing is wanted but the greedy ids (Engine::greedy)
   int64_t rows() const { return int64_t(ids.size()); }
 };
+
+struct NodeContext;
+/// Puts the batch's forced experts in place of what a topk node chose. For what runs in a node's place, too (planted faults).
+void force_experts(NodeContext& c);
 
 /// The rows of expert e in a matrix of all experts behind each other.
 Matrix expert_of(const Matrix& all, int64_t experts, int64_t e);
@@ -153,6 +159,7 @@ class CpuBackend {
   void start(int threads);
   void quant_linear(NodeContext& c);
   void expert_linear(NodeContext& c);
+  void topk(NodeContext& c);
   const QuantisedRows& quantised_input(const NodeContext& c, int64_t rows, int64_t columns, int code_bytes);
   void repack_all(const std::vector<Matrix>& matrices);
   const Kernels* kernels_;

@@ -283,7 +283,8 @@ void describe(nlohmann::ordered_json& manifest, const Engine& engine, const std:
   nlohmann::ordered_json prompts = nlohmann::ordered_json::array();
   for (size_t i = 0; i < requests.size(); i++)
     prompts.push_back({{"name", "prompt" + std::to_string(i)}, {"length", requests[i].ids.size()}, {"ids", requests[i].ids},
-                       {"decode", requests[i].decode}, {"forced", requests[i].forced.size()}, {"fed_ids", generated[i].fed},
+                       {"decode", requests[i].decode}, {"forced", requests[i].forced.size()},
+                       {"forced_experts", requests[i].experts != nullptr}, {"fed_ids", generated[i].fed},
                        {"greedy_ids", generated[i].greedy}});
   for (size_t i = 0; i < requests.size() && generate.mtp && engine.has_mtp(); i++) {
     prompts[i]["mtp_draft_ids"] = generated[i].mtp_drafts;

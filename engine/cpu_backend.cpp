@@ -142,6 +142,24 @@ void CpuBackend::quant_linear(NodeContext& c) {
   pool_->parallel_for(panels, grain, [&](int64_t b, int64_t e, int) { kernels_->quant_linear(a, b, e); });
 }
 
+void force_experts(NodeContext& c) {
+  int64_t row = 0;
+  for (size_t s = 0; s < c.batch.experts.size(); s++) {
+    const Segment& segment = c.batch.segments[s];
+    for (int64_t r = 0; r < segment.rows && c.batch.experts[s]; r++)
+      if (const int32_t* ids = c.batch.experts[s]->at(c.node.layer, segment.position + r))
+        std::copy_n(ids, c.node.chosen, c.output + (row + r) * c.node.chosen);
+    row += segment.rows;
+  }
+}
+
+void CpuBackend::topk(NodeContext& c) {
+  const Node& n = c.node;
+  const TopkArgs a{c.inputs[0], c.output, n.experts, n.chosen};
+  pool_->parallel_for(c.rows, grain_for(c.rows, n.experts * n.chosen), [&](int64_t b, int64_t e, int) { kernels_->topk(a, b, e); });
+  force_experts(c);
+}
+
 /// n elements and, where it has to grow, room for no more: what it takes is what plan.cpp says.
 template <typename T>
 static void sized(std::vector<T>& v, int64_t n) {
@@ -302,11 +320,7 @@ void CpuBackend::run(NodeContext& c) {
       return;
     }
     case OpKind::expert_linear: return expert_linear(c);
-    case OpKind::topk: {
-      const TopkArgs a{c.inputs[0], c.output, n.experts, n.chosen};
-      pool.parallel_for(c.rows, grain_for(c.rows, n.experts * n.chosen), [&](int64_t b, int64_t e, int) { kernels_->topk(a, b, e); });
-      return;
-    }
+    case OpKind::topk: return topk(c);
     case OpKind::topk_weights: {
       const TopkWeightsArgs a{c.inputs[0], c.inputs[1], c.output, n.experts, n.chosen, n.normalised};
       pool.parallel_for(c.rows, grain_for(c.rows, 20 * n.experts), [&](int64_t b, int64_t e, int) { kernels_->topk_weights(a, b, e); });

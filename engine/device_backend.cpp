@@ -90,7 +90,7 @@ void DeviceBackend::forget_graphs() {
 }
 
 DeviceBackend::Plan& DeviceBackend::plan_of(const Batch& batch) {
-  const bool one = batch.pass == Pass::decode && batch.rows() == 1;
+  const bool one = batch.rows() == 1 && batch.pass != Pass::prefill && batch.pass != Pass::mtp_prefill;
   std::unique_ptr<Plan>& plan = one ? one_row_ : rows_;
   if (!plan) plan = make_plan(one);
   return *plan;

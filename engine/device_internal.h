@@ -35,7 +35,7 @@ struct DeviceBackend::Plan {
   std::vector<bool> materialised;    // per value
   std::vector<int> last_use;         // per value: index of the last step that reads it
   Values shared, kept;
-  std::map<std::tuple<int64_t, int64_t, bool, int64_t, size_t>, Graph> graphs;   // by rows, logit rows, kept, longest, spans
+  std::map<std::tuple<int64_t, int64_t, bool, int64_t, size_t, bool>, Graph> graphs;   // by rows, logit rows, kept, longest, spans, of the MTP head
   bool whole = true;                 // no node has fallen back so far
 };
 

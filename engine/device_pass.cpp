@@ -11,6 +11,12 @@
 namespace assay {
 namespace {
 bool writes_state(const Node& n) { return n.op == OpKind::kv_store || n.op == OpKind::conv || n.op == OpKind::delta_rule; }
+/// Passes that come again and again with as many rows: decoding, and few rows that are verified or drafted.
+bool repeats(const Batch& b) {
+  constexpr int64_t kFewRows = 16;
+  if (!b.experts.empty() || b.pass == Pass::prefill || b.pass == Pass::mtp_prefill) return false;
+  return b.pass == Pass::decode || b.rows() <= kFewRows;
+}
 DeviceStates::Part part_of(const Node& n) { return n.op == OpKind::conv ? DeviceStates::Part::conv : DeviceStates::Part::state; }
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 }  // namespace
@@ -180,7 +186,7 @@ bool DeviceBackend::run_all(Run& r) {
       if (watched) observe(r, step);
     } else {
       if (r.capturing) return false;
-      r.plan.whole = false;
+      if (r.pass.batch.experts.empty()) r.plan.whole = false;
       for (int n : step.nodes) {
         const Node& node = program_.nodes[size_t(n)];
         DeviceStep alone;
@@ -289,7 +295,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   const AssayModule& t = device_->table();
   const AssayCounters before = device_->counters();
   Plan& plan = plan_of(pass.batch);
-  const bool graph = options_.graph && pass.batch.pass == Pass::decode && plan.whole && options_.preload && !options_.shadow &&
+  const bool graph = options_.graph && repeats(pass.batch) && plan.whole && options_.preload && !options_.shadow &&
                      weights_.plan().buffers == 0 && t.capture_begin && t.capture_end && t.replay && t.release_graph;
   Values& values = graph && pass.observer && !device_->plant_shared_capture ? plan.kept : plan.shared;
   const int64_t rows = pass.batch.rows(), logit_rows = int64_t(pass.batch.logit_rows.size());
@@ -307,7 +313,7 @@ const float* DeviceBackend::forward(const PassState& pass, HostSide& host) {
   };
   bool replayed = false;
   if (graph) {
-    const auto key = std::tuple(rows, logit_rows, values.keep, r.longest, pass.spans.size());
+    const auto key = std::tuple(rows, logit_rows, values.keep, r.longest, pass.spans.size(), mtp);
     if (!plan.graphs.contains(key)) {
       Graph g;
       r.recording = &g;

@@ -109,6 +109,8 @@ void Engine::check(const Batch& batch) const {
     if (batch.ids[i] < 0 || batch.ids[i] >= c.vocab)
       throw Error(ErrorKind::usage, "token id " + std::to_string(i) + " of the batch", "outside the vocabulary",
                   "0 to " + std::to_string(c.vocab - 1), std::to_string(batch.ids[i]));
+  if (!batch.experts.empty() && batch.experts.size() != batch.segments.size())
+    throw Error(ErrorKind::internal, "batch", "forced experts and segments disagree");
   for (size_t i = 0; i < batch.logit_rows.size(); i++)
     if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= rows || (i && batch.logit_rows[i] <= batch.logit_rows[i - 1]))
       throw Error(ErrorKind::internal, "logit_rows", "not rising or outside the batch");

@@ -99,12 +99,13 @@ void Engine::keep_inputs(size_t node, const NodeContext& c) {
 
 /// States become those of the rows before `length`.
 void Engine::roll_back(int slot, int64_t length) {
-  const std::unique_ptr<Verified> v = std::move(verified_[size_t(slot)]);
+  const Verified* v = verified_[size_t(slot)].get();
   if (!v || length < v->position || length > v->position + v->rows)
     throw Error(ErrorKind::usage, "slot " + std::to_string(slot), "a recurrent state can't go back to any position",
                 v ? "0, or " + std::to_string(v->position) + " to " + std::to_string(v->position + v->rows) + ", where its last verify pass was"
                   : "0, or " + std::to_string(lengths_[slot]) + ", where it is",
                 std::to_string(length));
+  if (keeps_rejected_) return;
   const int64_t rows = length - v->position;
   if (device_) device_->roll_back(slot, rows);
   Batch batch;

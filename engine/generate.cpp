@@ -84,6 +84,7 @@ class Driver {
       if (left == 0) continue;
       const int64_t n = options_.chunk > 0 ? std::min(left, options_.chunk) : left, first = batch.rows();
       batch.segments.push_back({t.slot, t.prefilled, n, t.prompt, 0});
+      batch.experts.push_back(t.request->experts);
       batch.ids.insert(batch.ids.end(), t.request->ids.begin() + t.prefilled, t.request->ids.begin() + t.prefilled + n);
       for (int64_t r = 0; r < n; r++)
         if (options_.all_logits || (n == left && r == n - 1)) batch.logit_rows.push_back(first + r);
@@ -115,6 +116,7 @@ class Driver {
       batch.ids.push_back(size_t(t.step) < forced.size() ? forced[t.step] : out_[t.prompt].greedy.back());
       out_[t.prompt].fed.push_back(batch.ids.back());
       batch.segments.push_back({t.slot, int64_t(t.request->ids.size()) + t.step, 1, t.prompt, t.step});
+      batch.experts.push_back(t.request->experts);
       batch.logit_rows.push_back(int64_t(part.size()));
       part.push_back(&t);
     }
@@ -195,6 +197,7 @@ class Driver {
       b.pass = p;
       b.ids.assign(ids.begin() + position, ids.begin() + position + rows);
       b.segments = {{t.slot, position, rows, t.prompt, step}};
+      b.experts = {t.request->experts};
       b.logit_rows = {rows - 1};
       engine_.forward(b, &watch);
     };

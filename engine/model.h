@@ -45,7 +45,7 @@ struct RopeConfig {
 };
 
 struct Config {
-  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_vl"
+  std::string family;        // "llama", "olmo2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;         // query heads

@@ -45,9 +45,10 @@ class Speculator {
     out_.accepted = out_.drafted;
   }
 
-  Speculation run() {
+  Speculation run(const std::function<void()>& prefilled) {
     engine_.truncate(o_.slot, 0);
     prefill();
+    if (prefilled) prefilled();
     while (int64_t(out_.ids.size()) <= request_.decode) round();
     return std::move(out_);
   }
@@ -128,8 +129,9 @@ class Speculator {
 
 }  // namespace
 
-Speculation speculate(Engine& engine, const Request& request, const SpeculationOptions& options, Observer* observer, Trace* trace) {
-  return Speculator(engine, request, options, observer, trace).run();
+Speculation speculate(Engine& engine, const Request& request, const SpeculationOptions& options, Observer* observer, Trace* trace,
+                      const std::function<void()>& prefilled) {
+  return Speculator(engine, request, options, observer, trace).run(prefilled);
 }
 
 }  // namespace assay

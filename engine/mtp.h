@@ -33,7 +33,8 @@ struct SpeculationOptions {
 /// pass, keeps what is greedy, and takes the rest back. Rows do not see each other's presence, so that ids and logits are those of
 /// generate(), byte for byte. Error{usage}: a model without the head, a context that does not hold the drafts too, forced ids;
 /// Error{numeric}: a NaN in the logits.
+/// `prefilled` is called between the prompt and the first round.
 Speculation speculate(Engine& engine, const Request& request, const SpeculationOptions& options, Observer* observer = nullptr,
-                      Trace* trace = nullptr);
+                      Trace* trace = nullptr, const std::function<void()>& prefilled = {});
 
 }  // namespace assay

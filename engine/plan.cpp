@@ -123,14 +123,22 @@ MemoryPlan plan_memory(const ModelOutline& outline, const EngineOptions& options
   }
   p.engine.rope = size_t(o.context * (c.rope.rotary / 2)) * 2 * sizeof(float);
   CountingHost host(program);
-  host.begin(rows, 1);
-  if (device)
+  if (device) {
     p.device = plan_device(m, o, rows, *device, host, p.pinned);
-  else
-    run_all(program, host, Pass::prefill);
-  if (program.hidden != kNoValue) {
-    host.begin(rows, 1);
-    run_all(program, host, Pass::mtp_prefill);
+  } else {
+    const auto pass = [&](int64_t of_rows) {
+      for (Pass p : {Pass::prefill, Pass::mtp_prefill}) {
+        if (p == Pass::mtp_prefill && program.hidden == kNoValue) continue;
+        host.begin(of_rows, 1);
+        run_all(program, host, p);
+      }
+    };
+    pass(rows);
+    // Buffers stay from pass to pass, and a later one may choose others and let them grow.
+    for (size_t before = 0; before != host.bytes();) {
+      before = host.bytes();
+      pass(1);
+    }
   }
   p.engine.values = host.bytes();
 

@@ -21,6 +21,7 @@ std::string config_file(const TempDir& dir, const std::string& family, int64_t l
   m.config["head_dim"] = 32;
   m.config["vocab_size"] = 300;
   m.config["num_hidden_layers"] = layers;
+  if (family == "qwen3_moe") m.config["moe_intermediate_size"] = 256;
   write_file(dir.path() / "config.json", m.config.dump());
   return (dir.path() / "config.json").string();
 }
@@ -48,7 +49,7 @@ TEST(Plan, EveryClassIsWhatTheEngineCounts) {
   for (WeightType t : {WeightType::f16, WeightType::q8_0, WeightType::q4_0, WeightType::q6_k})
     for (Activations a : {Activations::s16, Activations::s8, Activations::f32})
       for (Isa isa : {Isa::scalar, best_isa()}) {
-        const char* family = plans % 4 < 2 ? "qwen2" : "qwen3";
+        const char* family = plans % 6 < 2 ? "qwen2" : plans % 6 < 4 ? "qwen3" : "qwen3_moe";
         const int64_t rows = plans % 5 < 3 ? 9 : 1;
         const SynthSpec spec{config_file(dir, family), t, 3, 2};
         EngineOptions o;

@@ -74,6 +74,7 @@ class Engine : private HostSide {
   const Program& program() const { return program_; }
   Program& plantable_program();                       // for planted faults: what runs is what was rewritten
   CpuBackend& plantable_backend() { return *backend_; }
+  void plantable_keeps_rejected() { keeps_rejected_ = true; }   // a planted fault: states are not taken back
 
   int64_t length(int slot) const { return lengths_.at(slot); }
   int64_t mtp_length(int slot) const { return mtp_lengths_.at(slot); }   // rows of the MTP head's cache
@@ -125,6 +126,7 @@ class Engine : private HostSide {
   std::vector<std::vector<float>> gdn_storage_;
   struct Verified;                                    // engine_state.cpp
   std::vector<std::unique_ptr<Verified>> verified_;   // [slot]: what its last pass, if that was a verify pass, can be taken back by
+  bool keeps_rejected_ = false;
   std::vector<float> hidden_;
   std::vector<int> last_use_;                         // per value: index of the last node that reads it
   std::vector<std::vector<float>> buffers_;           // reused between values whose lives don't overlap
@@ -141,6 +143,7 @@ struct Request {
   std::vector<int32_t> ids;             // at least one
   int64_t decode = 0;                   // decode passes: decode + 1 greedy ids
   std::vector<int32_t> forced;          // fed instead of the greedy ids, as far as they go
+  std::shared_ptr<const ForcedExperts> experts = {};   // taken instead of the routers' choice, as far as they go
 };
 struct GenerateOptions {
   int64_t chunk = 0;                    // prefill rows per pass and prompt; 0: the whole prompt

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -33,7 +34,8 @@ struct Weights64::Source {
     /// The stored row that holds row r of the head order that the families are written in; empty: r itself.
     std::function<int64_t(int64_t)> stored_row;
   };
-  /// layer -1: a tensor outside layers. data is null where the file has none of that name.
+  /// layer -1: a tensor outside layers; config.layers: the MTP head's layer or, by the roles mtp_*, what the head has beside it.
+  /// kind "": the role names the tensor as a whole. data is null where the file has none of that name.
   virtual Stored find(int64_t layer, const char* TensorNames::*role, const char* kind) const = 0;
 
   WeightRows matrix(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const {
@@ -46,6 +48,88 @@ struct Weights64::Source {
               const size_t bytes = row_bytes(s.type, s.columns);
               for (int64_t r = first; r < first + n; r++, out += s.columns)
                 widen(s.type, s.data + size_t(s.stored_row ? s.stored_row(r) : r) * bytes, s.columns, out);
+            }};
+  }
+
+  /// Whether norm weights are kept less 1, and decays as A_log: transformers'.
+  virtual bool as_published() const { return false; }
+  /// Where the file has value head h: the converter of qwen35 orders them by their rank within the key head.
+  virtual int64_t v_place(int64_t h) const { return h; }
+
+  std::vector<double> norm(int64_t layer, const char* TensorNames::*role, int64_t n) const {
+    std::vector<double> w = vector(layer, role, n);
+    if (config.norm_plus_one && as_published())
+      for (double& x : w) x += 1.0;
+    return w;
+  }
+
+  /// Rows of which those from `before` on belong to value heads, `of_head` each.
+  WeightRows by_v_head(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t before, int64_t of_head) const {
+    const WeightRows stored = matrix(layer, role, rows, config.hidden);
+    return {rows, config.hidden, [stored, before, of_head, this](int64_t first, int64_t n, double* out) {
+              for (int64_t r = first; r < first + n; r++, out += stored.columns) {
+                const int64_t from = r < before ? r : before + v_place((r - before) / of_head) * of_head + (r - before) % of_head;
+                stored.read(from, 1, out);
+              }
+            }};
+  }
+
+  virtual void delta_net(int64_t layer, LayerWeights64& l) const {
+    using N = TensorNames;
+    const Config& c = config;
+    const int64_t keys = c.gdn_k_heads * c.gdn_k_dim, values = c.gdn_v_heads * c.gdn_v_dim, channels = 2 * keys + values;
+    if (c.family == "qwen3_next") {
+      l.gdn_ba = matrix(layer, &N::gdn_ba, 2 * c.gdn_v_heads, c.hidden);
+      l.gdn_qkvz = grouped(layer, keys, values);
+    } else {
+      l.gdn_qkv = by_v_head(layer, &N::gdn_qkv, channels, 2 * keys, c.gdn_v_dim);
+      l.gdn_z = by_v_head(layer, &N::gdn_z, values, 0, c.gdn_v_dim);
+      l.gdn_b = by_v_head(layer, &N::gdn_b, c.gdn_v_heads, 0, 1);
+      l.gdn_a = by_v_head(layer, &N::gdn_a, c.gdn_v_heads, 0, 1);
+    }
+    const std::vector<double> taps = vector(layer, &N::gdn_conv, channels * c.conv_width);
+    l.gdn_conv = Matrix64(channels, c.conv_width);
+    for (int64_t r = 0; r < channels; r++) {
+      const int64_t v = r - 2 * keys, from = v < 0 ? r : 2 * keys + v_place(v / c.gdn_v_dim) * c.gdn_v_dim + v % c.gdn_v_dim;
+      for (int64_t t = 0; t < c.conv_width; t++) l.gdn_conv.at(r, t) = taps[size_t(from * c.conv_width + t)];
+    }
+    const std::vector<double> a = vector(layer, &N::gdn_a_log, c.gdn_v_heads, ""), dt = vector(layer, &N::gdn_dt, c.gdn_v_heads, "");
+    for (int64_t h = 0; h < c.gdn_v_heads; h++) {
+      const double x = a[size_t(v_place(h))];
+      l.gdn_rate.push_back(as_published() ? -std::exp(x) : x);
+      l.gdn_dt.push_back(dt[size_t(v_place(h))]);
+    }
+    l.gdn_norm = vector(layer, &N::gdn_norm, c.gdn_v_dim);
+    const WeightRows out = matrix(layer, &N::gdn_out, c.hidden, values);
+    l.gdn_out = {c.hidden, values, [out, this](int64_t first, int64_t n, double* to) {
+                   const int64_t d = config.gdn_v_dim;
+                   std::vector<double> row(static_cast<size_t>(out.columns));
+                   for (int64_t r = first; r < first + n; r++, to += out.columns) {
+                     out.read(r, 1, row.data());
+                     for (int64_t i = 0; i < out.columns; i++) to[i] = row[size_t(v_place(i / d) * d + i % d)];
+                   }
+                 }};
+  }
+
+  /// qwen3_next's one projection by key head, which GGUF has as two by kind.
+  WeightRows grouped(int64_t layer, int64_t keys, int64_t values) const {
+    using N = TensorNames;
+    const Config& c = config;
+    if (find(layer, &N::gdn_qkvz, "weight").data) return matrix(layer, &N::gdn_qkvz, 2 * keys + 2 * values, c.hidden);
+    const WeightRows qkv = matrix(layer, &N::gdn_qkv, 2 * keys + values, c.hidden), z = matrix(layer, &N::gdn_z, values, c.hidden);
+    const int64_t d = c.gdn_k_dim, group = values / c.gdn_k_heads, part = 2 * d + 2 * group;
+    return {2 * keys + 2 * values, c.hidden, [=](int64_t first, int64_t n, double* out) {
+              for (int64_t r = first; r < first + n; r++, out += qkv.columns) {
+                const int64_t h = r / part, i = r % part;
+                if (i < d)
+                  qkv.read(h * d + i, 1, out);
+                else if (i < 2 * d)
+                  qkv.read(keys + h * d + i - d, 1, out);
+                else if (i < 2 * d + group)
+                  qkv.read(2 * keys + h * group + i - 2 * d, 1, out);
+                else
+                  z.read(h * group + i - 2 * d - group, 1, out);
+              }
             }};
   }
 
@@ -73,8 +157,15 @@ struct Weights64::Source {
 
 namespace {
 
-std::string tensor_name(const TensorNames& names, int64_t layer, const char* TensorNames::*role, const char* kind) {
-  return layer < 0 ? names.*role : names.layer + std::to_string(layer) + "." + names.*role + "." + kind;
+std::string tensor_name(const Config& c, const TensorNames& names, int64_t layer, const char* TensorNames::*role, const char* kind) {
+  using N = TensorNames;
+  if (layer < 0) return names.*role;
+  const std::string suffix = *kind ? std::string(".") + kind : "";
+  const bool published = names.layer == kHfNames.layer, beside = role == &N::mtp_fc || role == &N::mtp_norm || role == &N::mtp_embed_norm || role == &N::mtp_hidden_norm;
+  if (layer == c.layers && published) return (beside ? "" : "mtp.layers.0.") + std::string(names.*role) + suffix;
+  // llama.cpp's hybrids call the FFN's norm as olmo2 calls another one.
+  if (!published && c.gated_attention && role == &N::ffn_norm) role = &N::attn_post_norm;
+  return names.layer + std::to_string(layer) + "." + names.*role + suffix;
 }
 
 /// [n] as one row, [rows, columns] as it is.
@@ -102,12 +193,13 @@ struct HfSource final : Weights64::Source {
     for (const std::string& name : names) files.push_back(Safetensors::open(dir / name));
   }
 
+  bool as_published() const override { return true; }
   Stored find(int64_t layer, const char* TensorNames::*role, const char* kind) const override {
-    return named(tensor_name(kHfNames, layer, role, kind));
+    return named(tensor_name(config, kHfNames, layer, role, kind));
   }
 
   WeightRows experts(int64_t layer, const char* TensorNames::*role, int64_t rows, int64_t columns) const override {
-    const std::string stem = fmt::format("{}{}.mlp.experts.", kHfNames.layer, layer);
+    const std::string stem = layer == config.layers ? "mtp.layers.0.mlp.experts." : fmt::format("{}{}.mlp.experts.", kHfNames.layer, layer);
     const bool gate = role == &TensorNames::expert_gate, down = role == &TensorNames::expert_down;
     std::vector<Stored> each;
     int64_t stride = rows, offset = 0;  // of an expert's rows in its tensor
@@ -159,8 +251,14 @@ struct GgufSource final : Weights64::Source {
 
   explicit GgufSource(const fs::path& path) : file(GgufFile::open(path)) {}
 
+  int64_t v_place(int64_t h) const override {
+    if (config.family == "qwen3_next") return h;
+    const int64_t group = config.gdn_v_heads / config.gdn_k_heads, key_head = h / group, rank = h % group;
+    return rank * config.gdn_k_heads + key_head;
+  }
+
   Stored find(int64_t layer, const char* TensorNames::*role, const char* kind) const override {
-    const GgufTensor* t = file.find_tensor(tensor_name(kGgufNames, layer, role, kind));
+    const GgufTensor* t = file.find_tensor(tensor_name(config, kGgufNames, layer, role, kind));
     if (!t) return {};
     const auto [rows, columns] = matrix_shape(t->shape);
     Stored s{t->type, rows, columns, t->data, {}};
@@ -188,7 +286,11 @@ struct ModelSource final : Weights64::Source {
     if (role == &N::embed) return of(w.embed);
     if (role == &N::lm_head) return of(w.lm_head);
     if (role == &N::final_norm) return of(w.final_norm);
-    const LayerWeights& l = w.layers.at(size_t(layer));
+    if (role == &N::mtp_fc) return of(w.mtp.fc);
+    if (role == &N::mtp_embed_norm) return of(w.mtp.embed_norm);
+    if (role == &N::mtp_hidden_norm) return of(w.mtp.hidden_norm);
+    if (role == &N::mtp_norm) return of(w.mtp.norm);
+    const LayerWeights& l = w.layer(size_t(layer));
     const bool bias = std::string_view(kind) == "bias";
     if (role == &N::q) return bias ? of(l.q_bias) : of(l.q);
     if (role == &N::k) return bias ? of(l.k_bias) : of(l.k);
@@ -211,7 +313,48 @@ struct ModelSource final : Weights64::Source {
     if (role == &N::shared_up) return of(l.shared_up);
     if (role == &N::shared_down) return of(l.shared_down);
     if (role == &N::shared_expert_gate) return of(l.shared_expert_gate);
+    if (role == &N::gdn_qkv) return of(l.gdn_qkv);
+    if (role == &N::gdn_z) return of(l.gdn_z);
+    if (role == &N::gdn_b) return of(l.gdn_b);
+    if (role == &N::gdn_a) return of(l.gdn_a);
+    if (role == &N::gdn_qkvz) return of(l.gdn_qkvz);
+    if (role == &N::gdn_ba) return of(l.gdn_ba);
+    if (role == &N::gdn_norm) return of(l.gdn_norm);
+    if (role == &N::gdn_out) return of(l.gdn_out);
     throw Error(ErrorKind::internal, provenance.path, "the oracle asks for a tensor that it does not know of a model");
+  }
+  /// Its reader keeps taps by tap, and both vectors of the decay behind each other.
+  void delta_net(int64_t layer, LayerWeights64& out) const override {
+    using N = TensorNames;
+    const Config& c = config;
+    const LayerWeights& l = model->weights.layer(size_t(layer));
+    const int64_t values = c.gdn_v_heads * c.gdn_v_dim, channels = 2 * c.gdn_k_heads * c.gdn_k_dim + values;
+    if (!l.gdn_qkvz.empty()) out.gdn_qkvz = matrix(layer, &N::gdn_qkvz, channels + values, c.hidden);
+    if (!l.gdn_ba.empty()) out.gdn_ba = matrix(layer, &N::gdn_ba, 2 * c.gdn_v_heads, c.hidden);
+    if (!l.gdn_qkv.empty()) out.gdn_qkv = matrix(layer, &N::gdn_qkv, channels, c.hidden);
+    if (!l.gdn_z.empty()) out.gdn_z = matrix(layer, &N::gdn_z, values, c.hidden);
+    if (!l.gdn_b.empty()) out.gdn_b = matrix(layer, &N::gdn_b, c.gdn_v_heads, c.hidden);
+    if (!l.gdn_a.empty()) out.gdn_a = matrix(layer, &N::gdn_a, c.gdn_v_heads, c.hidden);
+    out.gdn_conv = Matrix64(channels, c.conv_width);
+    for (int64_t r = 0; r < channels; r++)
+      for (int64_t t = 0; t < c.conv_width; t++) out.gdn_conv.at(r, t) = double(l.gdn_conv[size_t(t * channels + r)]);
+    out.gdn_rate.assign(l.gdn_decay.begin(), l.gdn_decay.begin() + c.gdn_v_heads);
+    out.gdn_dt.assign(l.gdn_decay.begin() + c.gdn_v_heads, l.gdn_decay.end());
+    out.gdn_norm = vector(layer, &N::gdn_norm, c.gdn_v_dim);
+    out.gdn_out = matrix(layer, &N::gdn_out, c.hidden, values);
+    if (!l.gdn_out_tiled) return;
+    const WeightRows stored = out.gdn_out;
+    out.gdn_out.read = [stored, c](int64_t first, int64_t n, double* to) {
+      const int64_t d = c.gdn_v_dim, group = c.gdn_v_heads / c.gdn_k_heads;
+      std::vector<double> row(static_cast<size_t>(stored.columns));
+      for (int64_t r = first; r < first + n; r++, to += stored.columns) {
+        stored.read(r, 1, row.data());
+        for (int64_t i = 0; i < stored.columns; i++) {
+          const int64_t h = i / d;
+          to[i] = row[size_t((h % group * c.gdn_k_heads + h / group) * d + i % d)];
+        }
+      }
+    };
   }
 };
 
@@ -263,34 +406,50 @@ WeightRows Weights64::lm_head() const {
   return config().tied ? embed() : source_->matrix(-1, &TensorNames::lm_head, config().vocab, config().hidden);
 }
 std::vector<double> Weights64::final_norm() const {
-  return source_->vector(-1, &TensorNames::final_norm, config().hidden);
+  return source_->norm(-1, &TensorNames::final_norm, config().hidden);
+}
+
+MtpWeights64 Weights64::mtp() const {
+  using N = TensorNames;
+  const Config& c = config();
+  MtpWeights64 w;
+  w.fc = source_->matrix(c.layers, &N::mtp_fc, c.hidden, 2 * c.hidden);
+  w.embed_norm = source_->norm(c.layers, &N::mtp_embed_norm, c.hidden);
+  w.hidden_norm = source_->norm(c.layers, &N::mtp_hidden_norm, c.hidden);
+  w.norm = source_->norm(c.layers, &N::mtp_norm, c.hidden);
+  w.layer = layer(c.layers);
+  return w;
 }
 
 LayerWeights64 Weights64::layer(int64_t i) const {
   using N = TensorNames;
   const Config& c = config();
   const Source& s = *source_;
-  const int64_t q_rows = c.heads * c.head_dim, kv_rows = c.kv_heads * c.head_dim;
+  const int64_t q_rows = c.heads * c.head_dim * (c.gated_attention ? 2 : 1), kv_rows = c.kv_heads * c.head_dim;
   LayerWeights64 l;
   if (c.post_norm) {
     l.attn_post_norm = s.vector(i, &N::attn_post_norm, c.hidden);
     l.ffn_post_norm = s.vector(i, &N::ffn_post_norm, c.hidden);
   } else {
-    l.attn_norm = s.vector(i, &N::attn_norm, c.hidden);
-    l.ffn_norm = s.vector(i, &N::ffn_norm, c.hidden);
+    l.attn_norm = s.norm(i, &N::attn_norm, c.hidden);
+    l.ffn_norm = s.norm(i, &N::ffn_norm, c.hidden);
   }
-  if (c.qk_norm) {
-    l.q_norm = s.vector(i, &N::q_norm, c.qk_norm_columns(c.heads));
-    l.k_norm = s.vector(i, &N::k_norm, c.qk_norm_columns(c.kv_heads));
+  if (i < int64_t(c.gdn_layers.size()) && c.gdn_layers[size_t(i)]) {
+    s.delta_net(i, l);
+  } else {
+    if (c.qk_norm) {
+      l.q_norm = s.norm(i, &N::q_norm, c.qk_norm_columns(c.heads));
+      l.k_norm = s.norm(i, &N::k_norm, c.qk_norm_columns(c.kv_heads));
+    }
+    l.q_bias = s.vector(i, &N::q, q_rows, "bias");
+    l.k_bias = s.vector(i, &N::k, kv_rows, "bias");
+    l.v_bias = s.vector(i, &N::v, kv_rows, "bias");
+    l.o_bias = s.vector(i, &N::o, c.hidden, "bias");
+    l.q = s.matrix(i, &N::q, q_rows, c.hidden);
+    l.k = s.matrix(i, &N::k, kv_rows, c.hidden);
+    l.v = s.matrix(i, &N::v, kv_rows, c.hidden);
+    l.o = s.matrix(i, &N::o, c.hidden, c.heads * c.head_dim);
   }
-  l.q_bias = s.vector(i, &N::q, q_rows, "bias");
-  l.k_bias = s.vector(i, &N::k, kv_rows, "bias");
-  l.v_bias = s.vector(i, &N::v, kv_rows, "bias");
-  l.o_bias = s.vector(i, &N::o, c.hidden, "bias");
-  l.q = s.matrix(i, &N::q, q_rows, c.hidden);
-  l.k = s.matrix(i, &N::k, kv_rows, c.hidden);
-  l.v = s.matrix(i, &N::v, kv_rows, c.hidden);
-  l.o = s.matrix(i, &N::o, c.hidden, q_rows);
   if (!c.has_experts(i)) {
     l.gate = s.matrix(i, &N::gate, c.ffn, c.hidden);
     l.up = s.matrix(i, &N::up, c.ffn, c.hidden);

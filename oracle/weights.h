@@ -22,7 +22,21 @@ struct LayerWeights64 {
   WeightRows q, k, v, o, gate, up, down;
   // A layer of experts (rows of router 0: a dense one): all experts behind each other, as engine/model.h has them.
   WeightRows router, expert_gate, expert_up, expert_down;
+  // A gated DeltaNet (rows of gdn_out not 0) instead of attention, value heads grouped by their key head.
+  WeightRows gdn_qkv, gdn_z, gdn_b, gdn_a;     // rows 0 in qwen3_next, which has these instead:
+  WeightRows gdn_qkvz, gdn_ba;                 // [key head][q, k, v, z], [key head][b, a]
+  WeightRows gdn_out;
+  Matrix64 gdn_conv;                           // [channels, width], the oldest input's tap first
+  std::vector<double> gdn_rate, gdn_dt;        // [value heads]: -exp(A_log), dt_bias
+  std::vector<double> gdn_norm;                // [value dim]
   WeightRows shared_gate, shared_up, shared_down, shared_expert_gate;  // rows 0: no shared expert
+};
+
+/// The head of multi-token prediction.
+struct MtpWeights64 {
+  std::vector<double> embed_norm, hidden_norm, norm;  // [hidden]
+  WeightRows fc;                                      // [hidden, 2*hidden]: of the embedding, of the hidden state
+  LayerWeights64 layer;
 };
 
 class Weights64 {
@@ -43,6 +57,7 @@ class Weights64 {
   WeightRows lm_head() const;              // [vocab, hidden]; the embedding where tied
   std::vector<double> final_norm() const;  // [hidden]
   LayerWeights64 layer(int64_t index) const;
+  MtpWeights64 mtp() const;                // of a config with mtp_layers
 
   struct Source;  // weights.cpp
 

@@ -83,6 +83,7 @@ void add_artifact_checks(std::vector<Check>& out) {
   k.run = options_echoed;
   out.push_back(std::move(k));
   for (const OfficialCase& oc : official_cases()) {
+    if (!oc.gguf) continue;
     Check g;
     g.id = fmt::format("equivalence/{}/gguf", oc.name);
     g.level = Level::byte_exact;

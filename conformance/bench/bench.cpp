@@ -8,6 +8,7 @@
 #include <random>
 
 #include "dumps/error.h"
+#include "engine/mtp.h"
 #include "engine/cost.h"
 #include "engine/large_memory.h"
 #include "engine/thread_pool.h"
@@ -110,7 +111,8 @@ double device_copy_gbps(Device& device) {
 
 BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
   const Config& c = model->config;
-  const int64_t longest = std::max(spec.prefill, spec.depth + spec.decode);
+  const int64_t start_of_decode = std::max<int64_t>(spec.depth, spec.draft > 0 ? std::max<int64_t>(1, int64_t(spec.prompt.size())) : 0);
+  const int64_t longest = std::max(spec.prefill, start_of_decode + spec.decode + (spec.draft > 0 ? 1 : 0));
   if (longest < 1) throw Error(ErrorKind::usage, "assay bench", "nothing to measure", "--prefill or --decode above 0", "0");
   if (c.context > 0 && longest > c.context)
     throw Error(ErrorKind::usage, "assay bench", "context overflow", fmt::format("at most {} positions", c.context), std::to_string(longest));
@@ -177,6 +179,29 @@ BenchReport bench(std::shared_ptr<const Model> model, const BenchSpec& spec) {
     report.copy_gbps = device_copy_gbps(engine.device()->device());
   else
     report.read_gbps = plain_read_gbps(options.threads);
+  if (spec.decode > 0 && spec.draft > 0) {
+    BenchResult r;
+    r.pass = "speculation";
+    Request request;
+    request.ids = spec.prompt;
+    while (request.ids.empty() || int64_t(request.ids.size()) < spec.depth) request.ids.push_back(id());
+    request.decode = spec.decode;
+    SpeculationOptions o;
+    o.draft = spec.draft;
+    Clock clock(r);
+    for (int rep = 0; rep <= spec.repetitions; rep++) {
+      double decode_start = 0;
+      Trace trace;
+      const Speculation s = speculate(engine, request, o, nullptr, traced ? &trace : nullptr, [&] { decode_start = now(); });
+      if (rep > 0) clock.add(now() - decode_start, engine.program(), trace);
+      r.tokens = int64_t(s.ids.size()) - 1;
+      r.rounds = s.rounds;
+      r.drafted = s.drafted;
+      r.accepted = s.accepted;
+    }
+    clock.finish();
+    report.results.push_back(std::move(r));
+  }
   if (spec.decode > 0) {
     BenchResult r;
     r.pass = "decode";
@@ -219,14 +244,20 @@ std::string render(const BenchReport& report, const BenchSpec& spec, const Model
   const char* reference_name = report.device.empty() ? "plain read" : "copy";
   for (const BenchResult& r : report.results) {
     const auto [low, high] = std::minmax_element(r.all_seconds.begin(), r.all_seconds.end());
-    out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})   {:.1f} GOP/s", r.pass, r.tokens_per_second(), double(r.tokens) / *high,
-                       double(r.tokens) / *low, r.operations / r.seconds / 1e9);
+    out += fmt::format("  {:<8} {:>9.2f} tokens/s  ({:.2f} to {:.2f})", r.pass, r.tokens_per_second(), double(r.tokens) / *high, double(r.tokens) / *low);
+    if (r.operations > 0) out += fmt::format("   {:.1f} GOP/s", r.operations / r.seconds / 1e9);
     if (r.pass == "decode") {
       const double gbps = r.bytes * double(spec.decode) / r.seconds / 1e9;
       out += fmt::format("   {:.3f} GB per step, {:.2f} GB/s, {:.0f}% of {}", r.bytes / 1e9, gbps, 100 * gbps / reference, reference_name);
       if (r.traffic)
         out += fmt::format("\n           one step: {} launches, {} B up, {} B down, {} allocations, {} frees, {} syncs", r.traffic->launches,
                            r.traffic->upload_bytes, r.traffic->download_bytes, r.traffic->allocations, r.traffic->frees, r.traffic->syncs);
+    }
+    if (r.rounds > 0) {
+      out += fmt::format("   {:.3f} tokens per round, {} rounds\n           drafts right, by place:", double(r.tokens) / double(r.rounds), r.rounds);
+      for (size_t d = 0; d < r.drafted.size(); d++) {
+        out += fmt::format(" {}: {} of {} ({:.0f}%)", d + 1, r.accepted[d], r.drafted[d], r.drafted[d] ? 100.0 * double(r.accepted[d]) / double(r.drafted[d]) : 0.0);
+      }
     }
     out += "\n";
     if (!by_phase) continue;
@@ -261,6 +292,9 @@ std::vector<nlohmann::ordered_json> records(const BenchReport& report, const Ben
                    {"plain_read_gbps", report.read_gbps},
                    {"seconds_by_phase", phases},
                    {"seconds_between_nodes", r.gap}});
+    if (r.rounds > 0)
+      out.back()["speculation"] = {{"draft", spec.draft}, {"rounds", r.rounds}, {"tokens_per_round", double(r.tokens) / double(r.rounds)},
+                                   {"drafted", r.drafted}, {"accepted", r.accepted}};
     if (report.device.empty()) continue;
     out.back()["device"] = report.device;
     out.back()["copy_gbps"] = report.copy_gbps;

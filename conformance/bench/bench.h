@@ -17,6 +17,8 @@ struct BenchSpec {
   int64_t prefill = 128;       // tokens of one prompt in one pass; 0: not measured
   int64_t decode = 32;         // single-row passes; 0: not measured
   int64_t depth = 0;           // positions already in the cache when decode starts
+  int64_t draft = 0;           // decode by speculation with the model's MTP head, so many drafts a round; 0: plain
+  std::vector<int32_t> prompt; // of speculation; empty: random ids
   int64_t rows = 1;            // sequences that decode together
   int repetitions = 3;         // after one that is not counted
   uint64_t seed = 1;           // of the token ids
@@ -32,6 +34,8 @@ struct BenchResult {
   double operations = 0;                // of one pass (engine/cost.h)
   std::vector<std::pair<std::string, double>> by_phase;  // seconds per repetition, in execution order, layers summed
   double gap = 0;                       // seconds outside of nodes
+  int64_t rounds = 0;                   // of speculation: verify passes
+  std::vector<int64_t> drafted, accepted;   // by place in the draft
   std::optional<PassTraffic> traffic;   // of one steady pass of a device
   double tokens_per_second() const { return double(tokens) / seconds; }
 };

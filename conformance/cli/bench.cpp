@@ -15,7 +15,7 @@ namespace {
 struct BenchCommand {
   const CLI::App* app = nullptr;
   EngineChoice engine;
-  std::string model, json, by, rows = "1";
+  std::string model, json, by, prompt, rows = "1";
   std::string ops, type = "Q4_0", pass = "decode", cold = "256M";
   std::vector<std::string> shapes;
   bool fuse = false;
@@ -53,6 +53,9 @@ int run_model(BenchCommand& o) {
   const std::vector<int64_t> rows = rows_of(o, 256);
   check_range("--prefill", o.spec.prefill, 0, 1 << 20);
   check_range("--decode", o.spec.decode, 0, 1 << 20);
+  check_range("--draft", o.spec.draft, 0, 64);
+  if (!o.prompt.empty()) o.spec.prompt = parse_ids(o.prompt, "--tokens");
+  if (o.spec.draft == 0 && !o.prompt.empty()) throw Error(ErrorKind::usage, "--tokens", "is of --draft", "--draft N beside it");
   if (!o.by.empty() && o.by != "phase") throw Error(ErrorKind::usage, "--by", "unknown breakdown", "phase", "\"" + o.by + "\"");
   if (rows.size() > 1 && o.spec.decode == 0)
     throw Error(ErrorKind::usage, "--rows", "several numbers of sequences, and no decode", "--decode above 0", "0");
@@ -78,7 +81,7 @@ int run_model(BenchCommand& o) {
 }
 
 int run_ops(const BenchCommand& o) {
-  refuse(o, {"--by", "--prefill", "--decode", "--vram-budget", "--shadow", "--no-fuse", "--no-graph"}, "is of a whole model", "no --op beside it");
+  refuse(o, {"--by", "--prefill", "--decode", "--vram-budget", "--shadow", "--no-fuse", "--no-graph", "--draft", "--tokens"}, "is of a whole model", "no --op beside it");
   if (o.model.empty() == o.shapes.empty())
     throw Error(ErrorKind::usage, "--op", "wants shapes from one place", "a model, or --shape", o.model.empty() ? "neither" : "both");
   if (o.pass != "decode" && o.pass != "prefill") throw Error(ErrorKind::usage, "--pass", "unknown pass", "decode or prefill", "\"" + o.pass + "\"");
@@ -134,6 +137,8 @@ void add_bench(CLI::App& app, int& code) {
   c->add_option("--prefill", o->spec.prefill, "tokens of the prompt, 0: none")->capture_default_str();
   c->add_option("--decode", o->spec.decode, "single-row passes, 0: none")->capture_default_str();
   c->add_option("--depth", o->spec.depth, "positions in the cache when decode starts")->capture_default_str();
+  c->add_option("--draft", o->spec.draft, "decode by speculation too: drafts of the model's MTP head per verify pass; 0: none")->capture_default_str();
+  c->add_option("--tokens", o->prompt, "of --draft: the prompt's ids, like 256,83,58; random ones are drafted badly");
   c->add_option("--rows", o->rows, "sequences that decode together; several numbers, like 1,2,4,8: the cost curve")->capture_default_str();
   c->add_option("--reps", o->repetitions, "repetitions, after one that is not counted; shown is their median (slowest to fastest)")->capture_default_str();
   c->add_option("--seed", o->spec.seed, "of random token ids and operands")->capture_default_str()->check(is_seed);

@@ -36,7 +36,7 @@ struct Selection {
     c.add_option("--kind", kind, "value, counter, artifact or quality");
     c.add_option("--level", level, "byte_exact, max_rel or greedy_prefix");
     c.add_option("--scope", scope, "kernel or integration");
-    c.add_option("--family", family, "llama, olmo2, qwen2, qwen3, qwen3_vl");
+    c.add_option("--family", family, "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl");
     c.add_option("--device", device, "cpu, simt (the CUDA sources, emulated) or cuda; cuda's checks run only where they are asked for");
     c.add_flag("--all", slow, "slow checks too");
   }
@@ -186,9 +186,9 @@ int list(const ListCommand& o) {
   if (o.json == "-") return kPass;
   size_t widest = 2;
   for (const Check* c : checks) widest = std::max(widest, c->id.size());
-  std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<9}{:<6}target against baseline\n", "id", widest, "kind", "level", "scope", "family", "cost");
+  std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<10}{:<6}target against baseline\n", "id", widest, "kind", "level", "scope", "family", "cost");
   for (const Check* c : checks)
-    std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<9}{:<6}{} against {}\n", c->id, widest, name_of(c->kind),
+    std::cout << fmt::format("{:<{}}  {:<9}{:<14}{:<12}{:<10}{:<6}{} against {}\n", c->id, widest, name_of(c->kind),
                              c->kind == CheckKind::value ? name_of(c->level) : "-", c->kind == CheckKind::value ? name_of(c->scope) : "-", c->family,
                              name_of(c->cost), c->target, c->baseline);
   std::cout << fmt::format("\n{} checks{}\nnext     assay check --filter PART\n", checks.size(), o.selection.slow ? "" : " (fast ones; --all lists every one)");

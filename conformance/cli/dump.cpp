@@ -50,13 +50,14 @@ int run_oracle(const CLI::App& command, const DumpCommand& o) {
       throw Error(ErrorKind::usage, option,
                   "means nothing to the oracle, which computes in float64 and a prompt at a time", "", "",
                   "Leave the option out.");
-  const DumpSpec spec = o.model.spec(o.decode);
+  DumpSpec spec = o.model.spec(o.decode);
   oracle::DumpOptions options;
   static_cast<DumpFolder&>(options) = o.folder();
   options.threads = o.model.threads;
   const oracle::Weights64 weights = oracle::Weights64::open(
       o.model.official.empty() ? o.model.model : (std::filesystem::path(o.model.official) / "model").string());
   check_layers(options.capture, weights.config());
+  o.model.force_experts(spec, weights.config());
   const std::vector<oracle::Generated64> generated = oracle::write_dump(weights, spec.requests, options);
 
   const size_t tensors = Dump::open(o.out).tensors().size();
@@ -82,6 +83,7 @@ int run(const DumpCommand& o) {
   spec.plant = o.plant;
   const std::shared_ptr<const Model> model = o.model.load();
   check_layers(spec.capture, model->config);
+  o.model.force_experts(spec, model->config);
   const DumpRun r = run_dump(model, spec);
 
   const Dump dump = Dump::open(o.out);
@@ -122,6 +124,9 @@ void add_dump(CLI::App& app, int& code) {
   auto o = std::make_shared<DumpCommand>();
   CLI::App* c = app.add_subcommand("dump", "run a model and capture every phase of every layer");
   o->model.add(*c);
+  c->add_option("--force-experts", o->model.forced_experts,
+                "dump or official case whose experts rows go to instead of their routers' choice; without other prompts "
+                "also its prompts and what they were fed");
   c->add_option("--decode", o->decode, "decode passes after the prefill (N passes, N+1 greedy ids; EOS does not stop)")
       ->capture_default_str();
   c->add_option("--out", o->out, "folder to write; must be absent, empty or an unfinished dump")->required();
@@ -139,7 +144,8 @@ void add_dump(CLI::App& app, int& code) {
       "Example:\n  assay dump --case goldens/official/qwen3-odd --kv f32 --state --out /tmp/d\n"
       "  assay compare goldens/official/qwen3-odd /tmp/d --level max_rel\n"
       "  assay dump MODEL --tokens 473,337,357 --decode 8 --mode hash --out /tmp/h\n"
-      "  assay dump MODEL --tokens 473,337,357 --backend oracle --out /tmp/f64      (float64, what is right)");
+      "  assay dump MODEL --tokens 473,337,357 --backend oracle --out /tmp/f64      (float64, what is right)\n"
+      "  assay dump MODEL --backend oracle --force-experts /tmp/theirs --out /tmp/f64   (and with their experts)");
   c->callback([o, c, &code] { code = o->model.backend == "oracle" ? run_oracle(*c, *o) : run(*o); });
 }
 

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "dumps/error.h"
+#include "dumps/greedy.h"
 #include "dumps/text.h"
 #include "oracle/window.h"
 #include "engine/device.h"
@@ -217,6 +218,39 @@ std::vector<int32_t> ids_of_text(const Tokenizer& tokenizer, const std::string& 
   return ids;
 }
 
+/// The prompts of a dump, its decode passes (`decode`, where that is fewer and not 0) and what they were fed.
+static std::vector<Request> requests_of(const Dump& dump, int64_t decode) {
+  std::vector<Request> out;
+  for (;;) {
+    const auto tokens = prompt_tokens(dump, "prompt" + std::to_string(out.size()));
+    if (!tokens) break;
+    Request r;
+    r.ids.assign(tokens->ids.begin(), tokens->ids.end());
+    const std::string stem = "prompt" + std::to_string(out.size()) + "/decode/";
+    while (r.decode < int64_t(tokens->fed.size()) && (decode == 0 || r.decode < decode) &&
+           std::any_of(dump.tensors().begin(), dump.tensors().end(), [&](const DumpTensor& t) { return t.name.starts_with(stem + std::to_string(r.decode) + "/"); }))
+      r.decode++;
+    r.forced.assign(tokens->fed.begin(), tokens->fed.begin() + r.decode);
+    out.push_back(std::move(r));
+  }
+  if (out.empty())
+    throw Error(ErrorKind::usage, dump.path().string(), "does not say its prompts' ids", "prompts[].ids in its manifest", "none", "--tokens gives them.");
+  return out;
+}
+
+void ModelOptions::force_experts(DumpSpec& spec, const Config& config) const {
+  if (forced_experts.empty()) return;
+  const Dump dump = Dump::open(forced_experts);
+  for (size_t i = 0; i < spec.requests.size(); i++) {
+    const std::string prompt = "prompt" + std::to_string(i);
+    Request& r = spec.requests[i];
+    if (const auto tokens = prompt_tokens(dump, prompt); tokens && std::vector<int32_t>(tokens->ids.begin(), tokens->ids.end()) != r.ids)
+      throw Error(ErrorKind::usage, "--force-experts", prompt + " there is another prompt", "the same ids", "others",
+                  "Experts belong to the tokens that they were chosen for.");
+    r.experts = assay::forced_experts(dump, prompt, config);
+  }
+}
+
 DumpSpec ModelOptions::spec(int64_t decode) const {
   DumpSpec s;
   if (decode < 0 || decode > (int64_t(1) << 31))
@@ -225,7 +259,13 @@ DumpSpec ModelOptions::spec(int64_t decode) const {
     throw Error(ErrorKind::usage, "--chunk", "out of range", "0 (the whole prompt) to 2^31 rows", std::to_string(chunk));
   if (official.empty() && model.empty()) throw Error(ErrorKind::usage, "model", "is missing", "a folder or .gguf file, or --case CASE");
   const bool has_text = !prompts.empty() || !prompt_files.empty();
-  if (official.empty() && tokens.empty() && !has_text)
+  const bool theirs = !forced_experts.empty() && official.empty() && tokens.empty() && !has_text;
+  if (theirs) {
+    if (!forced_file.empty())
+      throw Error(ErrorKind::usage, "--force-ids", "and the prompts of --force-experts, which bring the ids that they were fed", "one of the two", "both");
+    s.requests = requests_of(Dump::open(forced_experts), decode);
+  }
+  if (official.empty() && tokens.empty() && !has_text && !theirs)
     throw Error(ErrorKind::usage, "prompt", "is missing", "--prompt TEXT, --prompt-file FILE, --tokens 1,2,3 or --case CASE");
   if (!official.empty() && (!model.empty() || !tokens.empty() || has_text))
     throw Error(ErrorKind::usage, "--case", "brings its own model and prompts", "--case alone",

@@ -32,7 +32,7 @@ struct EngineChoice {
 struct ModelOptions : EngineChoice {
   std::string model, official;
   std::vector<std::string> tokens, prompts, prompt_files;
-  std::string forced_file;
+  std::string forced_file, forced_experts;
   int slot = 0;
   int64_t chunk = 0, context = 0;
   bool batch = false;
@@ -43,6 +43,8 @@ struct ModelOptions : EngineChoice {
   std::vector<std::string> texts() const;
   /// One request per --tokens or text, each with `decode` passes and the ids of --force-ids.
   DumpSpec spec(int64_t decode) const;
+  /// Adds the experts of --force-experts.
+  void force_experts(DumpSpec& spec, const Config& config) const;
 };
 
 /// The tokenizer of a model; Error{usage} says what to do where there is none.

@@ -37,6 +37,7 @@ std::vector<Class> host_classes(const MemoryPlan& p) {
           {"rope", p.engine.rope, "cos and sin tables"},
           {"values", p.engine.values, "buffers of node values"},
           {"quantised", p.engine.quantised, "activations as integers"},
+          {"gdn", p.engine.gdn, "states of gated DeltaNet layers"},
           {"scratch", p.engine.scratch, "attention, all threads"},
           {"experts", p.engine.experts, "rows gathered by expert"},
           {"packing", p.packing, "float linears, all threads: at most"},

@@ -47,7 +47,7 @@ TEST(CliSynth, SaysWhatItRefuses) {
       {"synth --shape 8B" + out, "--quant"},
       {"synth --shape 8B --quant Q4_0", "--out"},
       {"synth --shape 8B --quant IQ4_XS" + out, "IQ4_XS"},
-      {"synth --shape 30B-A3B --quant Q4_0" + out, "qwen3_moe"},
+      {"synth --shape 27B --quant Q4_0" + out, "qwen3_5"},
       {"synth --shape 9B --quant Q4_0" + out, "0.6B, VL-2B, 8B"},
       {"synth --shape 8B --quant Q4_0 --layers -1" + out, "--layers"},
       {"synth --shape 8B --quant Q4_0 --seed -1" + out, "found -1"},

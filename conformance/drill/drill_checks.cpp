@@ -31,6 +31,15 @@ Rewrite plant_of(const std::string& name) {
       });
     };
   }
+  if (name == "+router-writes-4x") {  // A13, A14: a byte offset on a float pointer: four times too far, over another weight
+    return [](Engine& e) {
+      float* victim = const_cast<float*>(&e.model().weights.layers.at(1).ffn_norm.at(8));
+      wrap_node(e, *e.plantable_program().find(0, "router_logits"), [victim](NodeContext& c, const Inner& inner) {
+        inner(c);
+        std::memcpy(victim, c.output, 2 * sizeof(float));
+      });
+    };
+  }
   if (name == "+wired-wrong") {
     return [](Engine& e) {
       Program& p = e.plantable_program();
@@ -147,7 +156,7 @@ CheckOutcome drill(const CheckContext& c, const nlohmann::json& row) {
 void add_drill_checks(std::vector<Check>& out) {
   // The table is read when a check runs: where the repository lies is known only then. Its ids stand here.
   for (const char* id : {"rope-pairs", "rope-pairs-official", "gqa-tile", "nibbles-swapped", "hash-only", "norm-order",
-                         "lm-head-ignored", "eps-1e-5", "weight-overwritten", "wired-wrong", "wired-wrong-stranger",
+                         "lm-head-ignored", "eps-1e-5", "weight-overwritten", "router-writes-4x", "experts-swapped", "wired-wrong", "wired-wrong-stranger",
                          "rope-pairs-stranger", "cache-row-zeroed", "clean"}) {
     Check k;
     k.id = std::string("drill/") + id;

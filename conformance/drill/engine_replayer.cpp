@@ -102,6 +102,12 @@ EngineReplayer::EngineReplayer(const Dump& base, const Dump& target, Options opt
       target_{target, origin_of(target, model_->provenance.hash), {}, {}, ""} {
   for (SideState* s : {&base_, &target_}) {
     s->origin.spec.engine.threads = options_.threads;
+    // Forced experts are what the dump holds (origin_of does not know the model's layers).
+    for (size_t i = 0; s->origin.ours && i < s->origin.spec.requests.size(); i++) {
+      const Json* forced = look(s->dump.manifest(), fmt::format("/prompts/{}/forced_experts", i).c_str());
+      if (forced && forced->is_boolean() && forced->get<bool>())
+        s->origin.spec.requests[i].experts = forced_experts(s->dump, fmt::format("prompt{}", i), model_->config);
+    }
     if (!s->origin.ours && options_.engine) s->origin.spec.engine = *options_.engine;
     if (!s->origin.ours && !options_.engine) s->origin.spec.engine.kv = KvType::f32;
   }
@@ -294,7 +300,7 @@ const EngineReplayer::Values* EngineReplayer::value(Side side, const At& at, con
   SideState& s = side_of(side);
   if (const auto it = s.read.find(name); it != s.read.end()) return &it->second;
   const DumpTensor* t = s.dump.find(name);
-  if (t && t->data && is_float(t->dtype)) {
+  if (t && t->data && (is_float(t->dtype) || t->dtype == DType::i64)) {  // ids are whole numbers in f32 here
     Values v{t->rows(), t->columns(), {}};
     v.x.resize(size_t(t->elements()));
     for (int64_t i = 0; i < t->elements(); i++) v.x[size_t(i)] = float(value_at(t->dtype, t->data, i));

@@ -292,7 +292,7 @@ void add_device_equivalence_checks(std::vector<Check>& out) {
       out.push_back(device_check(fmt::format("equivalence/{}/{}", name, device), oc.family, device,
                                  oc.trained || (emulated && name != "qwen2-bias") ? Cost::slow : Cost::fast, oc.tensors,
                                  [&oc, emulated](const CheckContext& c) { return as_stored(c, oc, emulated); }));
-      if (oc.trained) continue;
+      if (oc.trained || !oc.gguf) continue;
       out.push_back(device_check(fmt::format("equivalence/{}/{}-quantised", name, device), oc.family, device,
                                  emulated && name != "qwen3-k256" ? Cost::slow : Cost::fast, oc.tensors / 2,
                                  [&oc, emulated](const CheckContext& c) { return in_blocks(c, oc, emulated); }));

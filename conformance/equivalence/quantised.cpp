@@ -127,6 +127,7 @@ void add_quantised_equivalence_checks(std::vector<Check>& out) {
     out.push_back(std::move(k));
   };
   for (const OfficialCase& oc : official_cases()) {
+    if (!oc.gguf) continue;
     const std::string id = std::string("equivalence/") + oc.name + "/";
     const auto types = quantised_types(oc);
     add(id + "quantised", oc.family, oc.trained ? Cost::slow : Cost::fast,

@@ -50,7 +50,7 @@ std::vector<Variant> axis_variants(size_t prompts) {
   std::vector<Variant> out;
   for (Isa i : supported_isas()) out.push_back(isa(i));
   for (int n : {1, 2, 7}) out.push_back(threads(n));
-  for (int n : {1, 3, 64}) out.push_back(chunk(n));
+  for (int n : {1, 3, 31, 32, 33, 64, 65}) out.push_back(chunk(n));
   if (prompts > 1) out.push_back(batched());
   out.push_back(other_slot());
   out.push_back(longer_context());

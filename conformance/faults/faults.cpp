@@ -31,11 +31,13 @@ const std::vector<Fault>& faults() {
     std::vector<Fault> out;
     add_program_faults(out);
     add_state_faults(out);
+    add_hybrid_faults(out);
     add_kernel_faults(out);
     add_tail_faults(out);
     add_artifact_faults(out);
     add_tokenizer_faults(out);
     add_comparator_faults(out);
+    add_moe_faults(out);
     add_subject_faults(out);
     add_device_weight_faults(out);
     add_device_graph_faults(out);

@@ -66,10 +66,12 @@ Kernels planted_kernels(const Fault& fault);
 // Each file adds its own.
 void add_program_faults(std::vector<Fault>& out);    // wiring, order of sums, options: program_faults.cpp
 void add_state_faults(std::vector<Fault>& out);      // positions, caches, passes, captures: state_faults.cpp
+void add_hybrid_faults(std::vector<Fault>& out);     // gated DeltaNet, its state, the MTP head: hybrid_faults.cpp
 void add_kernel_faults(std::vector<Fault>& out);     // quantised products and quantiser: kernel_faults.cpp
 void add_tail_faults(std::vector<Fault>& out);       // branches that no model takes: tail_faults.cpp
 void add_artifact_faults(std::vector<Fault>& out);   // files and manifests: artifact_faults.cpp
 void add_tokenizer_faults(std::vector<Fault>& out);  // tokenizer_faults.cpp
+void add_moe_faults(std::vector<Fault>& out);         // mixtures of experts: moe_faults.cpp
 void add_subject_faults(std::vector<Fault>& out);     // other engines' dumps: subject_faults.cpp
 void add_device_weight_faults(std::vector<Fault>& out);  // modules, memory and weights: device_weight_faults.cpp
 void add_device_graph_faults(std::vector<Fault>& out);   // steps, graphs and state: device_graph_faults.cpp

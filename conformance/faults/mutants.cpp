@@ -56,7 +56,9 @@ std::function<std::string()> no_effect(std::shared_ptr<Effect> effect, std::stri
 std::optional<Mutant> change_output(
     Engine& e, Rng& rng, const char* what, const char* equal,
     const std::function<void(float* row, int64_t columns, int64_t at, Effect&)>& change) {
-  Node* n = any_node(e, rng, [](const Node& node) { return node.output != kNoValue; });
+  Node* n = any_node(e, rng, [&](const Node& node) {
+    return node.output != kNoValue && e.program().values[size_t(node.output)].columns > 1;
+  });
   const int64_t columns = e.program().values[size_t(n->output)].columns, at = int64_t(pick(rng, size_t(columns - 1)));
   const auto effect = std::make_shared<Effect>();
   rebody(e, *n, [=](NodeContext& c, const auto& own) {

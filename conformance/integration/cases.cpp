@@ -14,7 +14,7 @@ const std::vector<OfficialCase>& official_cases() {
       {"trained-deep", "qwen3", 728, 6, true},   {"trained-engine", "qwen3", 519, 6, true},
       {"trained-moe", "qwen3_moe", 647, 6, true},
       {"qwen3_5-k256", "qwen3_5", 425, 4, false}, {"qwen3_5-mtp", "qwen3_5", 661, 4, false},
-      {"qwen3_5-odd", "qwen3_5", 609, 4, false}, {"qwen3_5_moe-base", "qwen3_5_moe", 473, 4, false},
+      {"qwen3_5-odd", "qwen3_5", 609, 4, false, false}, {"qwen3_5_moe-base", "qwen3_5_moe", 473, 4, false},
       {"qwen3_next-base", "qwen3_next", 489, 4, false}, {"trained-hybrid", "qwen3_5", 1022, 6, true},
   };
   return all;

@@ -15,6 +15,7 @@ struct OfficialCase {
   int64_t tensors;      // golden tensors that max_rel must compare (all but ids and the top-k lists)
   int64_t prompts;
   bool trained;         // brings a corpus with NLL, needle prompts and margins
+  bool gguf = true;     // a GGUF file can say its config
 };
 const std::vector<OfficialCase>& official_cases();
 

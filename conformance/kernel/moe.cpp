@@ -14,12 +14,12 @@
 namespace assay {
 namespace {
 
-constexpr int64_t kRows = 3;
+constexpr int64_t kRouterRows = 3;
 constexpr int64_t kExperts[] = {1, 2, 3, 8, 31, 32, 33, 128, 255, 256, 257, 600};
 
 /// Logits of a kind; `ties`: few different values, so that choices hang on ids.
 std::vector<float> logits_of(KernelBench& b, int64_t experts, Values kind, bool ties) {
-  std::vector<float> x = kernel_values(b.rng(), size_t(kRows * experts), kind);
+  std::vector<float> x = kernel_values(b.rng(), size_t(kRouterRows * experts), kind);
   for (float& f : x) f = ties && std::isfinite(f) && std::fabs(f) < 1e6f ? std::round(f) : f * 4;
   return x;
 }
@@ -46,36 +46,36 @@ void each_router(KernelBench& b, Cases cases) {
 void topk_cases(KernelBench& b) {
   each_router(b, [&](int64_t experts, int64_t chosen, Values kind, bool ties) {
     const std::vector<float> x = logits_of(b, experts, kind, ties);
-    std::vector<float> scalar = unwritten(size_t(kRows * chosen)), got = scalar;
-    b.scalar.topk({x.data(), scalar.data(), experts, chosen}, 0, kRows);
+    std::vector<float> scalar = unwritten(size_t(kRouterRows * chosen)), got = scalar;
+    b.scalar.topk({x.data(), scalar.data(), experts, chosen}, 0, kRouterRows);
     b.target.topk({x.data(), got.data(), experts, chosen}, 0, 1);
-    b.target.topk({x.data(), got.data(), experts, chosen}, 1, kRows);
+    b.target.topk({x.data(), got.data(), experts, chosen}, 1, kRouterRows);
     b.bytes("rank", scalar, got);
-    const oracle::Matrix64 want = oracle::topk(widened(x, kRows), chosen);
+    const oracle::Matrix64 want = oracle::topk(widened(x, kRouterRows), chosen);
     b.bounds(
-        got, kRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); }, [](int64_t, int64_t) { return 0.0; });
+        got, kRouterRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); }, [](int64_t, int64_t) { return 0.0; });
   });
 }
 
 void topk_weights_cases(KernelBench& b) {
   each_router(b, [&](int64_t experts, int64_t chosen, Values kind, bool ties) {
     const std::vector<float> x = logits_of(b, experts, kind, ties);
-    oracle::Matrix64 ids = oracle::topk(widened(x, kRows), chosen);
+    oracle::Matrix64 ids = oracle::topk(widened(x, kRouterRows), chosen);
     // Forced ones are any.
     if (kind == Values::normal)
       for (double& id : ids.v) id = double(b.rng()() % uint64_t(experts));
     const std::vector<float> chosen_ids = narrow(ids);
     const bool normalised = b.rng()() % 2;
     std::vector<float> scalar = unwritten(chosen_ids.size()), got = scalar;
-    b.scalar.topk_weights({x.data(), chosen_ids.data(), scalar.data(), experts, chosen, normalised}, 0, kRows);
+    b.scalar.topk_weights({x.data(), chosen_ids.data(), scalar.data(), experts, chosen, normalised}, 0, kRouterRows);
     const TopkWeightsArgs a{x.data(), chosen_ids.data(), got.data(), experts, chosen, normalised};
     b.target.topk_weights(a, 0, 2);
-    b.target.topk_weights(a, 2, kRows);
+    b.target.topk_weights(a, 2, kRouterRows);
     b.bytes("rank", scalar, got);
     b.sums(experts);
-    const oracle::Matrix64 want = oracle::topk_weights(widened(x, kRows), ids, normalised);
+    const oracle::Matrix64 want = oracle::topk_weights(widened(x, kRouterRows), ids, normalised);
     b.bounds(
-        got, kRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); },
+        got, kRouterRows, chosen, [&](int64_t r, int64_t c) { return want.at(r, c); },
         [&](int64_t r, int64_t c) {
           const auto [low, high] = std::minmax_element(x.begin() + r * experts, x.begin() + (r + 1) * experts);
           return bounds::topk_weight(experts, chosen, double(*high) - double(*low), want.at(r, c), normalised);
@@ -88,17 +88,17 @@ void expert_sum_cases(KernelBench& b) {
     for (Values kind : kAllValues) {
       if (!b.next(fmt::format("columns {}, {}", columns, name_of(kind)))) continue;
       const int64_t chosen = 1 + int64_t(b.rng()() % 9);
-      const std::vector<float> x = kernel_values(b.rng(), size_t(kRows * chosen * columns), kind),
-                               w = kernel_values(b.rng(), size_t(kRows * chosen), Values::normal);
-      std::vector<float> scalar = unwritten(size_t(kRows * columns)), got = scalar;
-      b.scalar.expert_sum({w.data(), x.data(), scalar.data(), chosen, columns}, 0, kRows);
+      const std::vector<float> x = kernel_values(b.rng(), size_t(kRouterRows * chosen * columns), kind),
+                               w = kernel_values(b.rng(), size_t(kRouterRows * chosen), Values::normal);
+      std::vector<float> scalar = unwritten(size_t(kRouterRows * columns)), got = scalar;
+      b.scalar.expert_sum({w.data(), x.data(), scalar.data(), chosen, columns}, 0, kRouterRows);
       b.target.expert_sum({w.data(), x.data(), got.data(), chosen, columns}, 0, 1);
-      b.target.expert_sum({w.data(), x.data(), got.data(), chosen, columns}, 1, kRows);
+      b.target.expert_sum({w.data(), x.data(), got.data(), chosen, columns}, 1, kRouterRows);
       b.bytes("element", scalar, got);
       b.sums(chosen);
-      const oracle::Matrix64 want = oracle::expert_sum(widened(x, kRows), widened(w, kRows));
+      const oracle::Matrix64 want = oracle::expert_sum(widened(x, kRouterRows), widened(w, kRouterRows));
       b.bounds(
-          got, kRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
+          got, kRouterRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
           [&](int64_t r, int64_t c) {
             double magnitude = 0;
             for (int64_t k = 0; k < chosen; k++)
@@ -112,18 +112,18 @@ void gated_add_cases(KernelBench& b) {
   for (int64_t columns : kEdgeWidths)
     for (Values kind : kAllValues) {
       if (!b.next(fmt::format("columns {}, {}", columns, name_of(kind)))) continue;
-      std::vector<float> gate = kernel_values(b.rng(), size_t(kRows), kind);
+      std::vector<float> gate = kernel_values(b.rng(), size_t(kRouterRows), kind);
       for (float& g : gate) g *= 40;  // through both tails of the sigmoid
-      const std::vector<float> shared = kernel_values(b.rng(), size_t(kRows * columns), kind),
-                               x = kernel_values(b.rng(), size_t(kRows * columns), kind);
+      const std::vector<float> shared = kernel_values(b.rng(), size_t(kRouterRows * columns), kind),
+                               x = kernel_values(b.rng(), size_t(kRouterRows * columns), kind);
       std::vector<float> scalar = unwritten(x.size()), got = scalar;
-      b.scalar.gated_add({gate.data(), shared.data(), x.data(), scalar.data(), columns}, 0, kRows);
+      b.scalar.gated_add({gate.data(), shared.data(), x.data(), scalar.data(), columns}, 0, kRouterRows);
       b.target.gated_add({gate.data(), shared.data(), x.data(), got.data(), columns}, 0, 2);
-      b.target.gated_add({gate.data(), shared.data(), x.data(), got.data(), columns}, 2, kRows);
+      b.target.gated_add({gate.data(), shared.data(), x.data(), got.data(), columns}, 2, kRouterRows);
       b.bytes("element", scalar, got);
-      const oracle::Matrix64 want = oracle::gated_add(widened(gate, kRows), widened(shared, kRows), widened(x, kRows));
+      const oracle::Matrix64 want = oracle::gated_add(widened(gate, kRouterRows), widened(shared, kRouterRows), widened(x, kRouterRows));
       b.bounds(
-          got, kRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
+          got, kRouterRows, columns, [&](int64_t r, int64_t c) { return want.at(r, c); },
           [&](int64_t r, int64_t c) {
             return bounds::gated_add(double(gate[size_t(r)]), double(shared[size_t(r * columns + c)]), want.at(r, c));
           });

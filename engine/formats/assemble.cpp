@@ -90,7 +90,7 @@ class Assembler {
   /// as they stand here.
   std::vector<int64_t> v_head_places(int64_t before, int64_t of_head) const {
     std::vector<int64_t> places;
-    if (!is_gguf() || c_.gdn_k_heads == c_.gdn_v_heads || c_.family == "qwen3_next") return places;
+    if (!o_.reordered_v_heads || c_.gdn_k_heads == c_.gdn_v_heads || c_.family == "qwen3_next") return places;
     for (int64_t r = 0; r < before; r++) places.push_back(r);
     for (int64_t h = 0; h < c_.gdn_v_heads; h++)
       for (int64_t d = 0; d < of_head; d++) places.push_back(before + gguf_v_head(c_, h) * of_head + d);
@@ -128,12 +128,10 @@ class Assembler {
       }
     l.gdn_norm = vector(weight(n_.gdn_norm), c_.gdn_v_dim, "[value dim]");
     l.gdn_out = matrix(weight(n_.gdn_out), c_.hidden, values, "[hidden, value heads * value dim]");
-    if (const auto columns = v_head_places(0, c_.gdn_v_dim); !columns.empty()) {
-      if (c_.gdn_v_dim % block_elements(l.gdn_out.type) == 0)
-        l.gdn_out = with_columns(l.gdn_out, columns);
-      else
-        l.gdn_out_tiled = true;
-    }
+    const bool moves = c_.gdn_v_dim % block_elements(l.gdn_out.type) == 0;
+    if (const auto columns = v_head_places(0, c_.gdn_v_dim); !columns.empty() && moves) l.gdn_out = with_columns(l.gdn_out, columns);
+    // Of random weights too, so that they are what the file of the same ones gives.
+    l.gdn_out_tiled = is_gguf() && !moves && c_.gdn_k_heads != c_.gdn_v_heads && c_.family != "qwen3_next";
   }
 
   /// qwen3_next. A folder has rows grouped by key head, [q, k, v of its value heads, z of its value heads]; the converter of

@@ -145,6 +145,7 @@ struct AssembleOptions {
   bool qkv_bias = false;
   bool o_bias = false;
   bool permuted_qk = false;  // llama files of GGUF: q and k rows of a head lie interleaved (formats/README.md)
+  bool reordered_v_heads = false;  // qwen35 files of GGUF: value heads are ordered by rank (gguf_v_head)
   bool outline = false;      // no matrix is read or copied: types, shapes and sizes only (loader.h, outline_model)
   size_t* copied_bytes = nullptr;  // gets the bytes of matrices that are held as copies
 };

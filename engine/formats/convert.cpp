@@ -7,11 +7,13 @@
 #include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "dumps/error.h"
 #include "dumps/json.h"
 #include "dumps/safetensors.h"
 #include "dumps/text.h"
+#include "engine/numerics.h"
 #include "engine/formats/artifact_keys.h"
 #include "engine/formats/assemble.h"
 #include "engine/formats/gguf_keys.h"
@@ -39,13 +41,38 @@ struct Item {
   WeightType to = WeightType::f32;
   bool router = false;         // what experts are chosen by: never quantised, F32 in GGUF
   std::vector<int64_t> shape;  // where it is not [rows, columns]
+  std::vector<int64_t> rows;     // the matrix's row that each row of the file is; empty: as they stand
+  std::vector<int64_t> columns;  // the same of columns
   size_t index = 0;  // the writer's
 };
 
-/// `parts` gets the matrices of single experts, which folders have as tensors of their own.
-std::vector<Item> items_of(const Model& m, const TensorNames& n, std::deque<Matrix>& parts) {
+/// A_log of which -exp is `rate`, as f32 or, if one gives it, as bf16; the nearest f32 where none does.
+float log_of_rate(float rate) {
+  const float near = log_f32(-rate);
+  const auto steps = [&](float from, int32_t unit, int32_t most) -> std::optional<float> {
+    for (int32_t i = 0; i <= 2 * most; i++) {
+      const int32_t step = (i % 2 ? 1 : -1) * ((i + 1) / 2) * unit;
+      const float x = float_of_ordered(ordered_of(from) + step);
+      if (-exp_f32(x) == rate) return x;
+    }
+    return std::nullopt;
+  };
+  const float narrow = f32_of_bf16(bf16_of_f32(near));
+  if (auto x = steps(narrow, 1 << 16, 2)) return *x;
+  return steps(near, 1, 64).value_or(near);
+}
+
+/// What the items of a model point to beside its weights.
+struct Made {
+  std::deque<Matrix> parts;    // of single experts, which folders have as tensors of their own
+  std::deque<Vector> vectors;  // as the file has them
+};
+
+std::vector<Item> items_of(const Model& m, const TensorNames& n, Made& made) {
   std::vector<Item> out;
+  std::deque<Matrix>& parts = made.parts;
   const bool gguf = n.layer == kGgufNames.layer;
+  const Config& c = m.config;
   auto matrix = [&](const std::string& name, const Matrix& w, bool qk = false) {
     if (w.empty()) return;
     out.emplace_back();
@@ -60,6 +87,76 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, std::deque<Matr
     out.back().name = name;
     out.back().vector = &v;
     out.back().qk = qk;
+  };
+  // Norms that folders of some families keep less 1.
+  auto norm = [&](const std::string& name, const Vector& v) {
+    if (v.empty() || gguf || !c.norm_plus_one) return vector(name, v);
+    made.vectors.push_back(v);
+    for (float& x : made.vectors.back()) x = sub_f32(x, 1.0f);
+    vector(name, made.vectors.back());
+  };
+  // Of `before` rows and then value heads of `of_head` rows each: what stands where in the file; empty: as here.
+  auto v_heads = [&](int64_t before, int64_t of_head) {
+    std::vector<int64_t> rows;
+    if (!gguf || c.gdn_k_heads == c.gdn_v_heads || c.family == "qwen3_next") return rows;
+    rows.resize(size_t(before + c.gdn_v_heads * of_head));
+    for (int64_t r = 0; r < before; r++) rows[size_t(r)] = r;
+    for (int64_t h = 0; h < c.gdn_v_heads; h++)
+      for (int64_t d = 0; d < of_head; d++) rows[size_t(before + gguf_v_head(c, h) * of_head + d)] = before + h * of_head + d;
+    return rows;
+  };
+  auto reordered = [&](const std::string& name, const Matrix& w, std::vector<int64_t> rows) {
+    matrix(name, w);
+    if (!w.empty()) out.back().rows = std::move(rows);
+  };
+  auto delta_net = [&](const std::string& stem, const LayerWeights& l) {
+    if (l.gdn_out.empty()) return;
+    const int64_t keys = c.gdn_k_columns(), values = c.gdn_v_columns(), channels = c.gdn_channels(), heads = c.gdn_v_heads;
+    if (!l.gdn_qkvz.empty() && gguf) {  // taken apart
+      std::vector<int64_t> qkv, z;
+      const int64_t group = values / c.gdn_k_heads, row = 2 * c.gdn_k_dim + 2 * group;
+      const auto take = [&](std::vector<int64_t>& to, int64_t from, int64_t count) {
+        for (int64_t h = 0; h < c.gdn_k_heads; h++)
+          for (int64_t r = 0; r < count; r++) to.push_back(h * row + from + r);
+      };
+      take(qkv, 0, c.gdn_k_dim);
+      take(qkv, c.gdn_k_dim, c.gdn_k_dim);
+      take(qkv, 2 * c.gdn_k_dim, group);
+      take(z, 2 * c.gdn_k_dim + group, group);
+      reordered(stem + n.gdn_qkv + ".weight", l.gdn_qkvz, std::move(qkv));
+      reordered(stem + n.gdn_z + ".weight", l.gdn_qkvz, std::move(z));
+    } else {
+      if (!gguf && c.family == "qwen3_next" && l.gdn_qkvz.empty())
+        throw Error(ErrorKind::usage, m.provenance.path, "q, k, v and z have two types, and a folder has them in one tensor", "one type", "",
+                    "--type BF16 in a GGUF file first makes them one.");
+      matrix(stem + n.gdn_qkvz + ".weight", l.gdn_qkvz);
+      reordered(stem + n.gdn_qkv + ".weight", l.gdn_qkv, v_heads(2 * keys, c.gdn_v_dim));
+      reordered(stem + n.gdn_z + ".weight", l.gdn_z, v_heads(0, c.gdn_v_dim));
+    }
+    matrix(stem + n.gdn_ba + ".weight", l.gdn_ba);
+    reordered(stem + n.gdn_b + ".weight", l.gdn_b, v_heads(0, 1));
+    reordered(stem + n.gdn_a + ".weight", l.gdn_a, v_heads(0, 1));
+    const std::vector<int64_t> channel = v_heads(2 * keys, c.gdn_v_dim), head = v_heads(0, 1);
+    const auto at = [](const std::vector<int64_t>& order, int64_t i) { return order.empty() ? i : order[size_t(i)]; };
+    Vector taps(l.gdn_conv.size()), rate(static_cast<size_t>(heads)), dt = rate;
+    for (int64_t i = 0; i < channels; i++)
+      for (int64_t t = 0; t < c.conv_width; t++)
+        taps[size_t(i * c.conv_width + t)] = l.gdn_conv[size_t(t * channels + at(channel, i))];
+    for (int64_t h = 0; h < heads; h++) {
+      const float r = l.gdn_decay[size_t(at(head, h))];
+      rate[size_t(h)] = gguf ? r : log_of_rate(r);
+      dt[size_t(h)] = l.gdn_decay[size_t(heads + at(head, h))];
+    }
+    for (Vector* v : {&taps, &rate, &dt}) made.vectors.push_back(std::move(*v));
+    vector(stem + n.gdn_conv + ".weight", made.vectors[made.vectors.size() - 3]);
+    out.back().shape = gguf ? std::vector<int64_t>{channels, c.conv_width} : std::vector<int64_t>{channels, 1, c.conv_width};
+    vector(stem + n.gdn_a_log, made.vectors[made.vectors.size() - 2]);
+    vector(stem + n.gdn_dt, made.vectors.back());
+    vector(stem + n.gdn_norm + ".weight", l.gdn_norm);
+    matrix(stem + n.gdn_out + ".weight", l.gdn_out);
+    if (gguf == l.gdn_out_tiled) return;
+    for (int64_t h = 0; h < heads && (gguf ? !head.empty() : true); h++)   // a tiled one goes back into our order
+      for (int64_t d = 0; d < c.gdn_v_dim; d++) out.back().columns.push_back((gguf ? head[size_t(h)] : gguf_v_head(c, h)) * c.gdn_v_dim + d);
   };
   auto router = [&](const std::string& name, const Matrix& w) {
     if (w.empty()) return;
@@ -81,22 +178,23 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, std::deque<Matr
     }
   };
   matrix(n.embed, m.weights.embed);
-  for (size_t i = 0; i < m.weights.layers.size(); i++) {
-    const LayerWeights& l = m.weights.layers[i];
-    const std::string stem = n.layer + std::to_string(i) + ".";
-    vector(stem + n.attn_norm + ".weight", l.attn_norm);
+  for (int64_t i = 0; i < c.state_layers(); i++) {
+    const LayerWeights& l = m.weights.layer(size_t(i));
+    const std::string stem = i < c.layers ? n.layer + std::to_string(i) + "." : mtp_layer_stem(n, c);
+    norm(stem + n.attn_norm + ".weight", l.attn_norm);
+    delta_net(stem, l);
     matrix(stem + n.q + ".weight", l.q, true);
     matrix(stem + n.k + ".weight", l.k, true);
     matrix(stem + n.v + ".weight", l.v);
     vector(stem + n.q + ".bias", l.q_bias, true);
     vector(stem + n.k + ".bias", l.k_bias, true);
     vector(stem + n.v + ".bias", l.v_bias);
-    vector(stem + n.q_norm + ".weight", l.q_norm);
-    vector(stem + n.k_norm + ".weight", l.k_norm);
+    norm(stem + n.q_norm + ".weight", l.q_norm);
+    norm(stem + n.k_norm + ".weight", l.k_norm);
     matrix(stem + n.o + ".weight", l.o);
     vector(stem + n.o + ".bias", l.o_bias);
     vector(stem + n.attn_post_norm + ".weight", l.attn_post_norm);
-    vector(stem + n.ffn_norm + ".weight", l.ffn_norm);
+    norm(stem + (gguf && c.gated_attention ? n.attn_post_norm : n.ffn_norm) + ".weight", l.ffn_norm);
     matrix(stem + n.gate + ".weight", l.gate);
     matrix(stem + n.up + ".weight", l.up);
     matrix(stem + n.down + ".weight", l.down);
@@ -110,7 +208,13 @@ std::vector<Item> items_of(const Model& m, const TensorNames& n, std::deque<Matr
     router(stem + n.shared_expert_gate + ".weight", l.shared_expert_gate);
     vector(stem + n.ffn_post_norm + ".weight", l.ffn_post_norm);
   }
-  vector(n.final_norm, m.weights.final_norm);
+  norm(n.final_norm, m.weights.final_norm);
+  if (c.mtp_layers > 0) {
+    matrix(mtp_name(n, c, n.mtp_fc), m.weights.mtp.fc);
+    norm(mtp_name(n, c, n.mtp_embed_norm), m.weights.mtp.embed_norm);
+    norm(mtp_name(n, c, n.mtp_hidden_norm), m.weights.mtp.hidden_norm);
+    norm(mtp_name(n, c, n.mtp_norm), m.weights.mtp.norm);
+  }
   if (!m.config.tied) matrix(n.lm_head, m.weights.lm_head);
   return out;
 }
@@ -137,7 +241,8 @@ class Converter {
 
   void to_gguf() {
     refuse_dense_layers();
-    items_ = items_of(model_, kGgufNames, parts_);
+    refuse_irregular_layers();
+    items_ = items_of(model_, kGgufNames, made_);
     choose_types();
     for (Item& i : items_) {
       if (i.router) i.to = WeightType::f32;
@@ -167,6 +272,16 @@ class Converter {
                   "experts in every layer (decoder_sparse_step 1, no mlp_only_layers)",
                   fmt::format("decoder_sparse_step {}, {} dense layers named", c.sparse_step, c.dense_layers.size()));
     }
+  }
+
+  /// A GGUF file says which layers attend by an interval.
+  void refuse_irregular_layers() const {
+    const Config& c = model_.config;
+    if (c.gdn_layers.empty() || attention_interval(c)) return;
+    std::string kinds;
+    for (bool gdn : c.gdn_layers) kinds += gdn ? 'L' : 'A';
+    throw Error(ErrorKind::usage, from_.string(), "the order of its layer types can't be said in a GGUF file",
+                "attention in every n-th layer", kinds + " (A attention, L gated DeltaNet)");
   }
 
   /// What a GGUF key of type f32 must give back (gguf_model.cpp reads the shortest decimal).
@@ -217,7 +332,7 @@ class Converter {
   // ---- folder
 
   void to_folder() {
-    items_ = items_of(model_, kHfNames, parts_);
+    items_ = items_of(model_, kHfNames, made_);
     choose_types();
     for (Item& i : items_) {
       if (is_quantised(i.to)) {
@@ -269,9 +384,9 @@ class Converter {
   // ---- both
 
   static std::vector<int64_t> shape_of(const Item& i) {
-    if (i.vector) return {int64_t(i.vector->size())};
     if (!i.shape.empty()) return i.shape;
-    return {i.matrix->rows, i.matrix->columns};
+    if (i.vector) return {int64_t(i.vector->size())};
+    return {i.rows.empty() ? i.matrix->rows : int64_t(i.rows.size()), i.matrix->columns};
   }
 
   void choose_types() {
@@ -356,16 +471,25 @@ class Converter {
     const Matrix& m = *i.matrix;
     const int64_t columns = m.columns;
     const size_t out_row = row_bytes(i.to, columns);
-    std::vector<RowError> errors(size_t(m.rows));
+    const int64_t rows = i.rows.empty() ? m.rows : int64_t(i.rows.size()), block = block_elements(m.type);
+    const bool blocks_move = model_.config.gdn_v_dim % block == 0;  // else what is reordered is encoded anew
+    std::vector<RowError> errors(static_cast<size_t>(rows));
     const int64_t grain = std::max<int64_t>(1, kTaskElements / columns);
-    pool_.parallel_for(m.rows, grain, [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(rows, grain, [&](int64_t begin, int64_t end, int) {
       std::vector<float> x(static_cast<size_t>(columns)), y(static_cast<size_t>(columns));
       std::vector<std::byte> out(size_t(end - begin) * out_row);
       for (int64_t r = begin; r < end; r++) {
-        const int64_t source = permuted && i.qk ? hf_row_of(r, model_.config.head_dim) : r;
+        const int64_t source = !i.rows.empty() ? i.rows[size_t(r)] : permuted && i.qk ? hf_row_of(r, model_.config.head_dim) : r;
         std::byte* to = out.data() + size_t(r - begin) * out_row;
         decode_row(m.type, m.row(source), columns, x.data());
-        if (i.to == m.type) {
+        if (!i.columns.empty()) {
+          y = x;
+          for (int64_t k = 0; k < columns; k++) x[size_t(k)] = y[size_t(i.columns[size_t(k)])];
+        }
+        if (i.to == m.type && !i.columns.empty() && blocks_move) {
+          for (int64_t k = 0; k < columns; k += block)
+            std::copy_n(m.row(source) + size_t(i.columns[size_t(k)] / block) * block_bytes(m.type), block_bytes(m.type), to + size_t(k / block) * block_bytes(m.type));
+        } else if (i.to == m.type && i.columns.empty()) {
           for (int64_t k = 0; k < columns; k++) {
             if (!std::isfinite(x[size_t(k)])) refuse(i, source, {"is not finite", k, x[size_t(k)]});
           }
@@ -375,7 +499,7 @@ class Converter {
           if (fault.what) refuse(i, source, fault);
         }
         decode_row(i.to, to, columns, y.data());
-        errors[size_t(source)] = row_error(x.data(), y.data(), columns);
+        errors[size_t(i.rows.empty() ? source : r)] = row_error(x.data(), y.data(), columns);
       }
       w.write(i.index, uint64_t(begin) * out_row, out.data(), out.size());
     });
@@ -409,7 +533,7 @@ class Converter {
   const Model model_;
   ThreadPool pool_;
   std::vector<Item> items_;
-  std::deque<Matrix> parts_;
+  Made made_;
   ConvertReport report_;
 };
 

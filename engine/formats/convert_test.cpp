@@ -27,7 +27,8 @@ fs::path official(const std::string& name) {
   return fs::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model";
 }
 constexpr const char* kCases[] = {"llama-base", "llama-rope3", "olmo2-base", "qwen2-bias",
-                                  "qwen3-k256", "qwen3-odd",   "qwen3_vl-text"};
+                                  "qwen3-k256", "qwen3-odd",   "qwen3_moe-nonorm", "qwen3_moe-norm", "qwen3_vl-text",
+                                  "qwen3_5-k256", "qwen3_5-mtp", "qwen3_5_moe-base", "qwen3_next-base"};
 
 std::vector<float> widened(const Matrix& m) {
   std::vector<float> out(size_t(m.rows * m.columns));
@@ -38,16 +39,31 @@ std::vector<float> widened(const Matrix& m) {
 using NamedMatrix = std::pair<std::string, const Matrix*>;
 std::vector<NamedMatrix> matrices(const Model& m) {
   std::vector<NamedMatrix> out = {{"embed", &m.weights.embed}, {"lm_head", &m.weights.lm_head}};
-  for (size_t i = 0; i < m.weights.layers.size(); i++) {
-    const LayerWeights& l = m.weights.layers[i];
+  out.emplace_back("mtp fc", &m.weights.mtp.fc);
+  for (size_t i = 0; i <= m.weights.layers.size(); i++) {
+    const LayerWeights& l = m.weights.layer(i);
     for (auto [name, w] : {std::pair{"q", &l.q},
                            {"k", &l.k},
                            {"v", &l.v},
                            {"o", &l.o},
                            {"gate", &l.gate},
                            {"up", &l.up},
-                           {"down", &l.down}})
-      out.emplace_back("layer " + std::to_string(i) + " " + name, w);
+                           {"down", &l.down},
+                           {"gdn_qkv", &l.gdn_qkv},
+                           {"gdn_z", &l.gdn_z},
+                           {"gdn_b", &l.gdn_b},
+                           {"gdn_a", &l.gdn_a},
+                           {"gdn_qkvz", &l.gdn_qkvz},
+                           {"gdn_ba", &l.gdn_ba},
+                           {"gdn_out", &l.gdn_out},
+                           {"shared_gate", &l.shared_gate},
+                           {"shared_up", &l.shared_up},
+                           {"shared_down", &l.shared_down},
+                           {"router", &l.router},
+                           {"expert_gate", &l.expert_gate},
+                           {"expert_up", &l.expert_up},
+                           {"expert_down", &l.expert_down}})
+      if (!w->empty()) out.emplace_back("layer " + std::to_string(i) + " " + name, w);
   }
   return out;
 }
@@ -64,13 +80,16 @@ std::string first_difference(const Model& a, const Model& b) {
       }
     }
   }
-  for (size_t i = 0; i < a.weights.layers.size(); i++) {
-    const LayerWeights &l = a.weights.layers[i], &r = b.weights.layers[i];
+  for (size_t i = 0; i <= a.weights.layers.size(); i++) {
+    const LayerWeights &l = a.weights.layer(i), &r = b.weights.layer(i);
     for (auto v : {&LayerWeights::attn_norm, &LayerWeights::q_bias, &LayerWeights::k_bias, &LayerWeights::v_bias,
                    &LayerWeights::q_norm, &LayerWeights::k_norm, &LayerWeights::o_bias, &LayerWeights::ffn_norm,
-                   &LayerWeights::attn_post_norm, &LayerWeights::ffn_post_norm})
+                   &LayerWeights::attn_post_norm, &LayerWeights::ffn_post_norm, &LayerWeights::gdn_conv, &LayerWeights::gdn_decay,
+                   &LayerWeights::gdn_norm})
       if (l.*v != r.*v) return "a vector of layer " + std::to_string(i);
   }
+  for (auto v : {&MtpWeights::embed_norm, &MtpWeights::hidden_norm, &MtpWeights::norm})
+    if (a.weights.mtp.*v != b.weights.mtp.*v) return "a norm of the MTP head";
   return a.weights.final_norm != b.weights.final_norm ? "final norm" : "";
 }
 
@@ -86,7 +105,15 @@ void expect_equal_configs(const Config& a, const Config& b) {
   EXPECT_EQ(a.qk_norm_whole, b.qk_norm_whole);
   EXPECT_EQ(a.post_norm, b.post_norm);
   EXPECT_EQ(a.eos, b.eos);
+  for (auto n : {&Config::gdn_k_heads, &Config::gdn_v_heads, &Config::gdn_k_dim, &Config::gdn_v_dim, &Config::conv_width, &Config::mtp_layers,
+                 &Config::shared_expert_ffn})
+    EXPECT_EQ(a.*n, b.*n);
+  EXPECT_EQ(a.gdn_layers, b.gdn_layers);
   EXPECT_EQ(a.rope.theta, b.rope.theta);
+  EXPECT_EQ(a.experts, b.experts);
+  EXPECT_EQ(a.experts_per_token, b.experts_per_token);
+  EXPECT_EQ(a.expert_ffn, b.expert_ffn);
+  EXPECT_EQ(a.norm_topk_prob, b.norm_topk_prob);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);
   EXPECT_EQ(a.rope.llama3, b.rope.llama3);
   EXPECT_EQ(a.rope.mrope_section, b.rope.mrope_section);
@@ -121,6 +148,67 @@ TEST(Convert, RoundTripsOfFloatModelsKeepEveryBit) {
       expect_equal_configs(a.config, m->config);
     }
   }
+}
+
+// A GGUF file says by an interval which layers attend: another order is refused, and the error shows it.
+TEST(Convert, AnIrregularOrderOfLayersIsRefused) {
+  TempDir dir;
+  const std::string error = error_of([&] { convert(official("qwen3_5-odd"), dir / "m.gguf"); });
+  EXPECT_NE(error.find("LALLAL"), std::string::npos) << error;
+  EXPECT_FALSE(fs::exists(dir / "m.gguf"));
+  convert(official("qwen3_5-odd"), dir / "folder");
+  EXPECT_EQ(first_difference(load_model(official("qwen3_5-odd")), load_model(dir / "folder")), "");
+}
+
+// Value heads lie by rank in a file: another order of rows is seen, and so are columns whose blocks do not let them be moved.
+TEST(Convert, ValueHeadsAreReorderedInGguf) {
+  TempDir dir;
+  convert(official("qwen3_5-mtp"), dir / "m.gguf");
+  const Model a = load_model(official("qwen3_5-mtp"));
+  const GgufFile f = GgufFile::open(dir / "m.gguf");
+  const GgufTensor* z = f.find_tensor("blk.0.attn_gate.weight");
+  ASSERT_TRUE(z);
+  const Matrix& ours = a.weights.layers[0].gdn_z;
+  const int64_t d = a.config.gdn_v_dim;
+  for (int64_t h = 0; h < a.config.gdn_v_heads; h++)   // (k0 r0, k0 r1, k1 r0, k1 r1) lies as (k0 r0, k1 r0, k0 r1, k1 r1)
+    EXPECT_EQ(std::memcmp(z->data + size_t((h % 2 * 2 + h / 2) * d) * row_bytes(ours.type, ours.columns), ours.row(h * d), ours.bytes() / size_t(a.config.gdn_v_heads)), 0) << h;
+  convert(official("qwen3_5-mtp"), dir / "q.gguf", WeightType::q8_0);
+  EXPECT_TRUE(load_model(dir / "q.gguf").weights.layers[0].gdn_out_tiled);   // heads of 16 in blocks of 32
+  EXPECT_FALSE(load_model(dir / "m.gguf").weights.layers[0].gdn_out_tiled);
+}
+
+// Routers choose experts: they stay as fine as they were, and GGUF has them in F32 as llama.cpp's converter writes them.
+TEST(Convert, RoutersAreNeverQuantised) {
+  TempDir dir;
+  const ConvertReport report = convert(official("qwen3_moe-norm"), dir / "m.gguf", WeightType::q4_0);
+  const Model m = load_model(dir / "m.gguf"), a = load_model(official("qwen3_moe-norm"));
+  EXPECT_EQ(m.weights.layers[0].router.type, WeightType::f32);
+  EXPECT_EQ(m.weights.layers[0].expert_down.type, WeightType::q4_0);
+  EXPECT_EQ(widened(m.weights.layers[2].router), widened(a.weights.layers[2].router));
+  EXPECT_TRUE(m.quantised());
+  for (const ConvertedTensor& t : report.tensors) EXPECT_EQ(t.router, t.name.find("ffn_gate_inp") != std::string::npos);
+  // A quantised one in a file is refused.
+  TempDir tiny;
+  tiny_model("qwen3_moe").write(tiny.path());
+  GgufBuilder b = gguf_of(load_model(tiny.path()));
+  b.find("blk.1.ffn_gate_inp.weight").type = kQ8_0;
+  b.find("blk.1.ffn_gate_inp.weight").data = std::string(6 * 34, '\0');
+  write_file(tiny / "q.gguf", b.build());
+  EXPECT_NE(error_of([&] { load_model(tiny / "q.gguf"); }).find("a router has an unusable type"), std::string::npos);
+}
+
+// Dense layers among those of experts have no place in GGUF.
+TEST(Convert, DenseLayersAmongExpertsAreRefusedForGguf) {
+  TempDir dir;
+  TinyModel m = tiny_model("qwen3_moe");
+  for (const StTensor& t : tiny_model("qwen3").tensors)
+    if (t.name.find("layers.0.mlp") != std::string::npos) m.tensors.push_back(t);
+  std::erase_if(m.tensors, [](const StTensor& t) { return t.name.find("layers.0.mlp.experts") != std::string::npos || t.name == "model.layers.0.mlp.gate.weight"; });
+  m.config["mlp_only_layers"] = {0};
+  m.write(dir / "m");
+  EXPECT_NE(error_of([&] { convert(dir / "m", dir / "m.gguf"); }).find("layer 0 is dense"), std::string::npos);
+  convert(dir / "m", dir / "copy");
+  EXPECT_EQ(first_difference(load_model(dir / "m"), load_model(dir / "copy")), "");
 }
 
 // Every type: what the file holds is what the encoder gives for the source's row, at its place, and the report's

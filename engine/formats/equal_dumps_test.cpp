@@ -46,7 +46,7 @@ Result result_of(const std::filesystem::path& path) {
 TEST(EqualDumps, HuggingFaceFolderAndGguf) {
   TempDir dir;
   for (const char* name : {"llama-base", "llama-rope3", "olmo2-base", "qwen2-bias", "qwen3-k256", "qwen3-odd",
-                           "qwen3_vl-text"}) {
+                           "qwen3_moe-nonorm", "qwen3_moe-norm", "qwen3_vl-text"}) {
     SCOPED_TRACE(name);
     const auto folder = std::filesystem::path(ASSAY_SOURCE_DIR) / "goldens/official" / name / "model";
     write_file(dir / "m.gguf", gguf_of(load_model(folder)).build());

@@ -32,15 +32,25 @@ std::vector<std::string> byte_tokens() {
 
 }  // namespace
 
+std::optional<int64_t> attention_interval(const Config& c) {
+  for (int64_t interval = 1; interval <= c.layers + 1; interval++) {
+    bool fits = true;
+    for (int64_t i = 0; i < c.layers; i++) fits = fits && c.is_gdn(i) == ((i + 1) % interval != 0);
+    if (fits) return interval;
+  }
+  return std::nullopt;
+}
+
 void put_config_keys(GgufWriter& file, const Config& c, const std::string& name, WeightType type) {
-  const std::string arch = c.family == "qwen3_vl" ? "qwen3vl" : c.family == "qwen3_moe" ? "qwen3moe" : c.family;
+  std::string arch = c.family;   // qwen3_5_moe: qwen35moe
+  std::erase(arch, '_');
   auto u32 = [&](const char* key, int64_t value) { file.u32(arch + "." + key, uint32_t(value)); };
   file.string("general.architecture", arch);
   file.string("general.type", "model");
   file.string("general.name", name);
   file.u32("general.file_type", gguf_file_type(type));
   file.u32("general.quantization_version", 2);
-  u32("block_count", c.layers);
+  u32("block_count", c.state_layers());
   u32("context_length", c.context);
   u32("embedding_length", c.hidden);
   u32("feed_forward_length", c.ffn);
@@ -58,6 +68,15 @@ void put_config_keys(GgufWriter& file, const Config& c, const std::string& name,
     u32("expert_feed_forward_length", c.expert_ffn);
     if (c.shared_expert_ffn > 0) u32("expert_shared_feed_forward_length", c.shared_expert_ffn);
     if (!c.norm_topk_prob) file.boolean(arch + ".expert_weights_norm", false);  // without it they are (gguf_model.cpp)
+  }
+  if (!c.gdn_layers.empty()) {
+    u32("full_attention_interval", attention_interval(c).value_or(0));
+    u32("ssm.conv_kernel", c.conv_width);
+    u32("ssm.state_size", c.gdn_k_dim);
+    u32("ssm.group_count", c.gdn_k_heads);
+    u32("ssm.time_step_rank", c.gdn_v_heads);
+    u32("ssm.inner_size", c.gdn_v_columns());
+    if (c.mtp_layers > 0) u32("nextn_predict_layers", c.mtp_layers);
   }
   if (!c.rope.mrope_section.empty()) {  // GGUF has a fourth stream, which these models don't use
     std::vector<int32_t> sections(c.rope.mrope_section.begin(), c.rope.mrope_section.end());

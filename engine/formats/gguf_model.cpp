@@ -48,7 +48,7 @@ class GgufModel {
       if (t.name == kRopeFreqs) continue;  // read by config()
       tensors.add({t.name, f_.name(), t.name, t.type, t.shape, t.data, t.bytes});
     }
-    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", outline_, &copied_bytes};
+    AssembleOptions options{&kGgufNames, "the metadata of " + f_.name(), c_.qkv_bias, o_bias_, c_.family == "llama", true, outline_, &copied_bytes};
     Model m;
     m.weights = assemble(c_, tensors, options);
     m.config = c_;

@@ -1,6 +1,6 @@
 // config.json of a Hugging Face folder -> Config. Both spellings of the rotary settings (rope_theta and rope_scaling of
 // transformers 4; rope_parameters of transformers 5) and the nested text_config of vision-language models.
-// Source: transformers configuration_llama.py, _olmo2.py, _qwen2.py, _qwen3.py, _qwen3_vl.py, modeling_rope_utils.py.
+// Source: transformers configuration_llama.py, _olmo2.py, _qwen2.py, _qwen3.py, _qwen3_moe.py, _qwen3_vl.py, modeling_rope_utils.py.
 #pragma once
 #include <string>
 #include <string_view>

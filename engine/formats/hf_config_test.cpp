@@ -81,6 +81,25 @@ TEST(HfConfig, NormsOfOlmo2StandBehindItsBlocks) {
   EXPECT_NE(error_of([&] { parse(window); }).find("sliding_window: is in use"), std::string::npos);
 }
 
+TEST(HfConfig, Experts) {
+  const Config c = parse(base("qwen3_moe")).config;
+  EXPECT_EQ(c.experts, 6);
+  EXPECT_EQ(c.experts_per_token, 2);
+  EXPECT_EQ(c.expert_ffn, 32);
+  EXPECT_TRUE(c.norm_topk_prob && c.qk_norm && c.has_experts(0) && c.has_experts(1));
+  auto j = base("qwen3_moe");
+  for (const char* key : {"num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"}) j.erase(key);
+  j.erase("num_experts");
+  j["num_local_experts"] = 16;  // the spelling of transformers 5
+  const Config d = parse(j).config;
+  EXPECT_EQ(d.experts, 16);
+  EXPECT_EQ(d.experts_per_token, 8);  // Qwen3MoeConfig's defaults
+  EXPECT_EQ(d.expert_ffn, 768);
+  EXPECT_FALSE(d.norm_topk_prob);
+  j["decoder_sparse_step"] = 2;
+  EXPECT_TRUE(!parse(j).config.has_experts(0) && parse(j).config.has_experts(1));
+}
+
 TEST(HfConfig, Defaults) {
   auto j = base();
   for (const char* key : {"head_dim", "num_key_value_heads", "rope_theta", "hidden_act", "tie_word_embeddings",
@@ -129,8 +148,8 @@ struct Refused {
 TEST(HfConfig, RefusesByNameWithWantedAndFound) {
   const std::vector<Refused> table = {
       {"family",
-       [](auto& j) { j["model_type"] = "qwen3_moe"; },
-       {"config.json: model_type", "llama, olmo2, qwen2, qwen3, qwen3_vl", "found \"qwen3_moe\""}},
+       [](auto& j) { j["model_type"] = "mixtral"; },
+       {"config.json: model_type", "llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl", "found \"mixtral\""}},
       {"no family", [](auto& j) { j.erase("model_type"); }, {"model_type: is missing"}},
       {"rope yarn",
        [](auto& j) {

@@ -164,7 +164,7 @@ static ModelOutline load(const fs::path& dir, bool outline) {
 
   if (!tensors.find(mtp_name(kHfNames, hf.config, kHfNames.mtp_fc))) hf.config.mtp_layers = 0;
   const std::string tokenizer = check_tokenizer(dir, hf.config);
-  AssembleOptions options{&kHfNames, config_path.string(), hf.qkv_bias, hf.o_bias, false, outline, &out.copied_bytes};
+  AssembleOptions options{&kHfNames, config_path.string(), hf.qkv_bias, hf.o_bias, false, false, outline, &out.copied_bytes};
   model.weights = assemble(hf.config, tensors, options);
   model.weights.storage.insert(model.weights.storage.end(), maps.begin(), maps.end());
   for (auto [data, size] : pieces) out.mapped_bytes += size;

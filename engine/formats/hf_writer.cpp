@@ -164,7 +164,10 @@ static std::string architecture_of(const std::string& family) {
                                     {"olmo2", "Olmo2ForCausalLM"},
                                     {"qwen2", "Qwen2ForCausalLM"},
                                     {"qwen3", "Qwen3ForCausalLM"},
+                                    {"qwen3_5", "Qwen3_5ForCausalLM"},
+                                    {"qwen3_5_moe", "Qwen3_5MoeForCausalLM"},
                                     {"qwen3_moe", "Qwen3MoeForCausalLM"},
+                                    {"qwen3_next", "Qwen3NextForCausalLM"},
                                     {"qwen3_vl", "Qwen3VLForConditionalGeneration"}})
     if (family == name) return architecture;
   throw Error(ErrorKind::internal, "config.json", "no architecture of transformers is known for a family", {},
@@ -200,6 +203,18 @@ std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtyp
     text["decoder_sparse_step"] = c.sparse_step;
     text["mlp_only_layers"] = c.dense_layers;
   }
+  if (!c.gdn_layers.empty()) {
+    auto types = nlohmann::ordered_json::array();
+    for (bool gdn : c.gdn_layers) types.push_back(gdn ? "linear_attention" : "full_attention");
+    text["layer_types"] = types;
+    text["linear_num_key_heads"] = c.gdn_k_heads;
+    text["linear_num_value_heads"] = c.gdn_v_heads;
+    text["linear_key_head_dim"] = c.gdn_k_dim;
+    text["linear_value_head_dim"] = c.gdn_v_dim;
+    text["linear_conv_kernel_dim"] = c.conv_width;
+    text["mtp_num_hidden_layers"] = c.mtp_layers;
+    if (c.experts > 0) text["shared_expert_intermediate_size"] = c.shared_expert_ffn;
+  }
   if (c.rope.rotary != c.head_dim) text["partial_rotary_factor"] = double(c.rope.rotary) / double(c.head_dim);
   if (c.rope.llama3) {
     text["rope_scaling"] = {{"rope_type", "llama3"},
@@ -209,13 +224,21 @@ std::string hf_config_text(const Config& c, bool o_bias, const std::string& dtyp
                             {"original_max_position_embeddings", int64_t(c.rope.original_context)}};
   } else if (!c.rope.mrope_section.empty()) {
     text["rope_scaling"] = {{"rope_type", "default"}, {"mrope_section", c.rope.mrope_section}};
-    if (qwen3) text["rope_scaling"]["mrope_interleaved"] = true;
+    if (qwen3 || !c.gdn_layers.empty()) text["rope_scaling"]["mrope_interleaved"] = true;
   }
   if (c.bos >= 0) text["bos_token_id"] = c.bos;
   if (c.eos.size() == 1) text["eos_token_id"] = c.eos[0];
   if (c.eos.size() > 1) text["eos_token_id"] = c.eos;
+  // The classes of transformers 5 read rotary settings in one place.
+  if (c.family == "qwen3_5" || c.family == "qwen3_5_moe") {
+    nlohmann::ordered_json rope = text.contains("rope_scaling") ? text["rope_scaling"] : nlohmann::ordered_json{{"rope_type", "default"}};
+    rope["rope_theta"] = text["rope_theta"];
+    rope["partial_rotary_factor"] = double(c.rope.rotary) / double(c.head_dim);
+    for (const char* key : {"rope_scaling", "rope_theta"}) text.erase(key);
+    text["rope_parameters"] = rope;
+  }
   nlohmann::ordered_json outer = {{"architectures", nlohmann::ordered_json::array({architecture})},
-                                  {"model_type", c.family}};
+                                  {"model_type", c.family.starts_with("qwen3_5") ? c.family + "_text" : c.family}};
   if (c.family == "qwen3_vl") {
     text["model_type"] = "qwen3_vl_text";
     outer["text_config"] = text;

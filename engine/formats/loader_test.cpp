@@ -41,8 +41,15 @@ void expect_equal_weights(const Weights& a, const Weights& b) {
                            {"o", &LayerWeights::o},
                            {"gate", &LayerWeights::gate},
                            {"up", &LayerWeights::up},
-                           {"down", &LayerWeights::down}})
+                           {"down", &LayerWeights::down},
+                           {"expert_gate", &LayerWeights::expert_gate},
+                           {"expert_up", &LayerWeights::expert_up},
+                           {"expert_down", &LayerWeights::expert_down}})
       expect_equal(x.*m, y.*m, l + name);
+    EXPECT_EQ(x.router.empty(), y.router.empty());  // of another type in GGUF
+    if (!x.router.empty()) {
+      EXPECT_EQ(values(x.router), values(y.router)) << l;
+    }
     for (auto [name, v] : {std::pair{"attn_norm", &LayerWeights::attn_norm},
                            {"q_bias", &LayerWeights::q_bias},
                            {"k_bias", &LayerWeights::k_bias},
@@ -67,6 +74,8 @@ void expect_equal_config(const Config& a, const Config& b) {
   EXPECT_EQ((std::vector{a.qk_norm, a.qk_norm_whole, a.post_norm}),
             (std::vector{b.qk_norm, b.qk_norm_whole, b.post_norm}));
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+  EXPECT_EQ((std::vector{a.experts, a.experts_per_token, a.expert_ffn, a.shared_expert_ffn, int64_t(a.norm_topk_prob)}),
+            (std::vector{b.experts, b.experts_per_token, b.expert_ffn, b.shared_expert_ffn, int64_t(b.norm_topk_prob)}));
   EXPECT_EQ(a.rope.theta, b.rope.theta);
   EXPECT_EQ(a.rope.rotary, b.rope.rotary);
   EXPECT_EQ(a.rope.llama3, b.rope.llama3);
@@ -93,11 +102,20 @@ constexpr Case kCases[] = {{"llama-base", "llama", 3, 4, 2, 16, 470, false, "BF1
                            {"qwen2-bias", "qwen2", 3, 4, 2, 16, 401, true, "F32"},
                            {"qwen3-k256", "qwen3", 3, 4, 1, 64, 275, true, "BF16"},
                            {"qwen3-odd", "qwen3", 4, 3, 1, 96, 677, false, "BF16"},
+                           {"qwen3_5-k256", "qwen3_5", 4, 2, 1, 64, 300, true, "BF16 (F32 4)"},
+                           {"qwen3_5-mtp", "qwen3_5", 4, 4, 2, 32, 310, false, "BF16"},
+                           {"qwen3_5-odd", "qwen3_5", 6, 3, 1, 96, 411, false, "BF16"},
+                           {"qwen3_5_moe-base", "qwen3_5_moe", 4, 4, 2, 32, 350, false, "BF16"},
+                           {"qwen3_next-base", "qwen3_next", 4, 4, 2, 32, 350, false, "BF16"},
+                           {"trained-hybrid", "qwen3_5", 8, 4, 2, 32, 320, true, "BF16"},
+                           {"qwen3_moe-nonorm", "qwen3_moe", 3, 6, 2, 40, 301, true, "BF16"},
+                           {"qwen3_moe-norm", "qwen3_moe", 3, 4, 2, 32, 420, false, "BF16"},
                            {"qwen3_vl-text", "qwen3_vl", 4, 4, 2, 32, 310, true, "BF16"},
                            {"trained-deep", "qwen3", 48, 2, 2, 32, 320, true, "BF16"},
-                           {"trained-engine", "qwen3", 4, 4, 2, 64, 384, false, "BF16"}};
+                           {"trained-engine", "qwen3", 4, 4, 2, 64, 384, false, "BF16"},
+                           {"trained-moe", "qwen3_moe", 6, 4, 2, 64, 320, true, "BF16"}};
 
-TEST(Loader, LoadsEveryDenseOfficialCase) {
+TEST(Loader, LoadsEveryOfficialCaseOfItsFamilies) {
   for (const Case& c : kCases) {
     const Model m = load_model(kOfficial / c.name / "model");
     EXPECT_EQ(m.config.family, c.family) << c.name;
@@ -116,12 +134,14 @@ TEST(Loader, LoadsEveryDenseOfficialCase) {
 }
 
 TEST(Loader, RefusesOtherFamiliesByName) {
-  for (const char* name : {"qwen3_5-k256", "qwen3_moe-norm", "qwen3_next-base"}) {
-    const std::string error = error_of([&] { load_model(kOfficial / name / "model"); });
-    EXPECT_NE(error.find("model_type: is not supported; wanted llama, olmo2, qwen2, qwen3, qwen3_vl, found"),
-              std::string::npos)
-        << error;
-  }
+  TempDir dir;
+  TinyModel m = tiny_model("qwen3");
+  m.config["model_type"] = "qwen4";
+  m.write(dir.path());
+  const std::string error = error_of([&] { load_model(dir.path()); });
+  EXPECT_NE(error.find("model_type: is not supported; wanted llama, olmo2, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next, qwen3_vl, found"),
+            std::string::npos)
+      << error;
 }
 
 TEST(Loader, GgufOfAnOfficialCaseEqualsItsFolder) {
@@ -169,6 +189,89 @@ TEST(Loader, BiasesOfGgufAreUnpermutedToo) {
   EXPECT_EQ(hf.weights.layers[0].q_bias.size(), 64u);
   write_file(dir / "m.gguf", gguf_of(hf).build());
   expect_equal_weights(hf.weights, load_model(dir / "m.gguf").weights);
+}
+
+/// Experts of a folder fused into two tensors per layer, as newer checkpoints have them.
+TinyModel fused(TinyModel m) {
+  for (int l = 0; l < 2; l++) {
+    const std::string stem = "model.layers." + std::to_string(l) + ".mlp.experts.";
+    std::string both, down;
+    for (int e = 0; e < 6; e++) {
+      const std::string x = stem + std::to_string(e) + ".";
+      both += m.find(x + "gate_proj.weight").data + m.find(x + "up_proj.weight").data;
+      down += m.find(x + "down_proj.weight").data;
+      for (const char* p : {"gate_proj", "up_proj", "down_proj"}) m.erase(x + p + ".weight");
+    }
+    m.tensors.push_back({stem + "gate_up_proj", "F32", {6, 64, 32}, both});
+    m.tensors.push_back({stem + "down_proj", "F32", {6, 32, 32}, down});
+  }
+  return m;
+}
+
+TEST(Loader, ExpertsOfOneTensorEachOrFusedAreTheSame) {
+  TempDir dir;
+  tiny_model("qwen3_moe").write(dir / "each");
+  fused(tiny_model("qwen3_moe")).write(dir / "fused");
+  const Model each = load_model(dir / "each"), joined = load_model(dir / "fused");
+  expect_equal_weights(each.weights, joined.weights);
+  const LayerWeights& l = each.weights.layers[1];
+  EXPECT_EQ(l.expert_gate.rows, 6 * 32);
+  EXPECT_TRUE(l.gate.empty());
+  // Expert 4's up rows are its tensor's.
+  const std::string want = tiny_model("qwen3_moe").find("model.layers.1.mlp.experts.4.up_proj.weight").data;
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(l.expert_up.row(4 * 32)), want.size()), want);
+}
+
+TEST(Loader, RefusesExpertsThatDoNotFit) {
+  struct Refused {
+    const char* name;
+    std::function<void(TinyModel&)> change;
+    const char* says;
+  };
+  const std::string e3 = "model.layers.1.mlp.experts.3.up_proj.weight";
+  for (const Refused& r : std::vector<Refused>{
+           {"missing", [&](auto& m) { m.erase(e3); }, "asks for tensor \"model.layers.1.mlp.experts.3.up_proj.weight\""},
+           {"another type", [&](auto& m) { m.find(e3).dtype = "BF16", m.find(e3).data.resize(32 * 32 * 2); }, "experts of one layer have different types"},
+           {"too many", [](auto& m) { m.config["num_experts"] = 5; }, "wanted [5, 32]"},
+           {"per token", [](auto& m) { m.config["num_experts_per_tok"] = 7; }, "experts per token is absurd; wanted 1 to 6, found 7"},
+           {"contradiction", [](auto& m) { m.config["num_local_experts"] = 7; }, "num_local_experts: contradicts num_experts"},
+           {"dense layers", [](auto& m) { m.config["mlp_only_layers"] = {2}; }, "mlp_only_layers"},
+           {"fused shape", [](auto& m) { m = fused(m); m.find("model.layers.0.mlp.experts.down_proj").shape = {6, 16, 64}; }, "wanted [6, 32, 32]"}}) {
+    TempDir dir;
+    TinyModel m = tiny_model("qwen3_moe");
+    r.change(m);
+    m.write(dir.path());
+    const std::string error = error_of([&] { load_model(dir.path()); });
+    EXPECT_NE(error.find(r.says), std::string::npos) << r.name << ": " << error;
+  }
+}
+
+// Layers that the config says are dense have a dense FFN, and only folders can say so.
+TEST(Loader, LayersMayBeDense) {
+  TempDir dir;
+  TinyModel m = tiny_model("qwen3_moe");
+  const TinyModel dense = tiny_model("qwen3");
+  for (const char* p : {"gate_proj", "up_proj", "down_proj"}) {
+    for (int e = 0; e < 6; e++) m.erase("model.layers.0.mlp.experts." + std::to_string(e) + "." + p + ".weight");
+    StTensor t = dense.tensors.front();
+    for (const StTensor& d : dense.tensors)
+      if (d.name == std::string("model.layers.0.mlp.") + p + ".weight") t = d;
+    m.tensors.push_back(t);
+  }
+  m.erase("model.layers.0.mlp.gate.weight");
+  for (int way = 0; way < 2; way++) {
+    TinyModel one = m;
+    if (way == 0)
+      one.config["mlp_only_layers"] = {0};
+    else
+      one.config["decoder_sparse_step"] = 2;
+    one.write(dir.path());
+    const Model loaded = load_model(dir.path());
+    EXPECT_TRUE(loaded.weights.layers[0].router.empty());
+    EXPECT_FALSE(loaded.weights.layers[0].gate.empty());
+    EXPECT_FALSE(loaded.weights.layers[1].router.empty());
+    EXPECT_TRUE(loaded.config.has_experts(1) && !loaded.config.has_experts(0));
+  }
 }
 
 TEST(Loader, ShardedFolderEqualsTheSingleFile) {

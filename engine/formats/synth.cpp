@@ -65,6 +65,15 @@ Config config_of(const SynthShape& s) {
   c.experts_per_token = s.experts_used;
   c.expert_ffn = s.expert_ffn;
   c.norm_topk_prob = s.experts > 0;
+  if (s.attention_interval > 0) {
+    for (int64_t i = 0; i < s.layers; i++) c.gdn_layers.push_back((i + 1) % s.attention_interval != 0);
+    c.gdn_k_heads = s.gdn_k_heads;
+    c.gdn_v_heads = s.gdn_v_heads;
+    c.gdn_k_dim = c.gdn_v_dim = s.gdn_dim;
+    c.conv_width = s.conv;
+    c.rope.rotary = s.head_dim / 4;
+    c.rope.mrope_section = {11, 11, 10};
+  }
   if (c.family == "qwen3_vl") c.rope.mrope_section = {24, 20, 20};
   c.eos = {s.vocab - 1};
   return c;
@@ -118,9 +127,14 @@ class LayoutBuilder {
     auto bias = [&](const char* name, int64_t rows) {
       out_.tensors.push_back({stem + name + ".bias", {rows}, WeightType::f32, 0.5, 0});
     };
-    const int64_t q_rows = c_.heads * c_.head_dim, kv_rows = c_.kv_heads * c_.head_dim;
+    const int64_t q_rows = c_.q_rows(), kv_rows = c_.kv_heads * c_.head_dim;
     const double residual = 1 / std::sqrt(2.0 * double(c_.layers));
     if (!c_.post_norm) norm(weight(n.attn_norm), c_.hidden);
+    if (c_.is_gdn(i)) {
+      delta_net(stem, residual);
+      feed_forward(i, stem, residual);
+      return;
+    }
     matrix(weight(n.q), q_rows, c_.hidden);
     matrix(weight(n.k), kv_rows, c_.hidden);
     matrix(weight(n.v), kv_rows, c_.hidden);
@@ -129,18 +143,43 @@ class LayoutBuilder {
       bias(n.k, kv_rows);
       bias(n.v, kv_rows);
     }
-    matrix(weight(n.o), c_.hidden, q_rows, residual);
+    matrix(weight(n.o), c_.hidden, c_.heads * c_.head_dim, residual);
     if (o_bias_) bias(n.o, c_.hidden);
     if (c_.qk_norm) {
       norm(weight(n.q_norm), c_.qk_norm_columns(c_.heads));
       norm(weight(n.k_norm), c_.qk_norm_columns(c_.kv_heads));
     }
+    feed_forward(i, stem, residual);
+  }
+
+  void delta_net(const std::string& stem, double residual) {
+    const TensorNames& n = kGgufNames;
+    auto weight = [&](const char* name) { return stem + name + ".weight"; };
+    matrix(weight(n.gdn_qkv), c_.gdn_channels(), c_.hidden);
+    matrix(weight(n.gdn_z), c_.gdn_v_columns(), c_.hidden);
+    if (c_.family == "qwen3_next") {
+      matrix(weight(n.gdn_ba), 2 * c_.gdn_v_heads, c_.hidden);
+    } else {
+      matrix(weight(n.gdn_b), c_.gdn_v_heads, c_.hidden);
+      matrix(weight(n.gdn_a), c_.gdn_v_heads, c_.hidden);
+    }
+    out_.tensors.push_back({weight(n.gdn_conv), {c_.gdn_channels(), c_.conv_width}, WeightType::f32, 1 / std::sqrt(double(c_.conv_width)), 0});
+    // A state that forgets a tenth to nine tenths of itself in a step, about.
+    out_.tensors.push_back({stem + n.gdn_a_log, {c_.gdn_v_heads}, WeightType::f32, 0.9, -1});
+    out_.tensors.push_back({stem + n.gdn_dt, {c_.gdn_v_heads}, WeightType::f32, 0.5, 0});
+    norm(weight(n.gdn_norm), c_.gdn_v_dim);
+    matrix(weight(n.gdn_out), c_.hidden, c_.gdn_v_columns(), residual);
+  }
+
+  void feed_forward(int64_t i, const std::string& stem, double residual) {
+    const TensorNames& n = kGgufNames;
+    auto weight = [&](const char* name) { return stem + name + ".weight"; };
     if (c_.post_norm) {
       // Behind the product, the norm alone sets how much a layer adds.
       norm(weight(n.attn_post_norm), c_.hidden, residual);
       norm(weight(n.ffn_post_norm), c_.hidden, residual);
     } else {
-      norm(weight(n.ffn_norm), c_.hidden);
+      norm(weight(c_.gated_attention ? n.attn_post_norm : n.ffn_norm), c_.hidden);
     }
     if (c_.has_experts(i)) {
       experts(stem, residual);
@@ -205,7 +244,7 @@ std::span<const SynthShape> synth_shapes() {
 }
 
 bool SynthShape::runs() const {
-  return family == "qwen2" || family == "qwen3" || family == "qwen3_moe" || family == "qwen3_vl" || family == "olmo2";
+  return family == "qwen3_5" || family == "qwen2" || family == "qwen3" || family == "qwen3_moe" || family == "qwen3_vl" || family == "olmo2";
 }
 
 int64_t SynthShape::parameters() const {
@@ -272,7 +311,15 @@ SynthLayout synth_layout(const SynthSpec& spec) {
   if (spec.layers < 0 || spec.layers > kMaxLayers)
     throw Error(ErrorKind::usage, "layers", "out of range", fmt::format("1 to {}", kMaxLayers),
                 std::to_string(spec.layers));
-  if (spec.layers) config.layers = spec.layers;
+  if (spec.layers) {
+    config.layers = spec.layers;
+    if (const size_t known = config.gdn_layers.size(); known > 0) {  // the pattern goes on
+      std::vector<bool> kinds;
+      for (int64_t i = 0; i < spec.layers; i++) kinds.push_back(config.gdn_layers[size_t(i) % known]);
+      config.gdn_layers = kinds;
+    }
+  }
+  config.mtp_layers = 0;  // random drafts are worth nothing
   return LayoutBuilder(config, o_bias, spec.type).build();
 }
 
@@ -284,6 +331,7 @@ std::string synth_hash(const SynthLayout& layout, uint64_t seed) {
   const RopeConfig& r = c.rope;
   identity += fmt::format("{} {} {} {} {} {} {} {} {}", c.family, c.heads, c.kv_heads, c.head_dim, c.rms_eps, r.theta,
                           r.rotary, r.llama3, r.factor);
+  if (!c.gdn_layers.empty()) identity += fmt::format(" {} {} {}", c.gdn_k_heads, c.gdn_k_dim, fmt::join(c.gdn_layers, ""));
   if (c.experts > 0) identity += fmt::format(" {} {}", c.experts_per_token, c.norm_topk_prob);
   return hash_pieces({{identity.data(), identity.size()}});
 }
@@ -328,7 +376,7 @@ Model build_model(const SynthSpec& spec, int threads, bool fill, size_t* matrix_
   Model m;
   m.config = layout.config;
   m.weights =
-      assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, !fill});
+      assemble(layout.config, tensors, {&kGgufNames, spec.text(), layout.config.qkv_bias, layout.o_bias, false, false, !fill});
   m.weights.storage.push_back(std::shared_ptr<const void>(storage, storage.get()));
   m.provenance = {spec.text(), "synth", synth_hash(layout, spec.seed), quantisation_summary(tensors.all()), ""};
   return m;

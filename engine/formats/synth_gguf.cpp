@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/formats/artifact_keys.h"
 #include "engine/formats/assemble.h"
@@ -27,6 +28,22 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
   file.begin();
   if (!divisors.empty()) file.write(layout.tensors.size(), 0, divisors.data(), divisors.size() * sizeof(float));
 
+  // Where the row r of the file, and the block b of a row of ssm_out, comes from: value heads as the converter orders them.
+  const auto v_head = [&](int64_t of_head, int64_t before, int64_t r) {
+    if (r < before || c.gdn_k_heads == c.gdn_v_heads || c.family == "qwen3_next") return r;
+    const int64_t h = (r - before) / of_head;
+    for (int64_t ours = 0; ours < c.gdn_v_heads; ours++)
+      if (gguf_v_head(c, ours) == h) return before + ours * of_head + (r - before) % of_head;
+    return r;
+  };
+  const auto file_row = [&](const std::string& name, int64_t r) {
+    const auto is = [&](const char* part) { return name.find(std::string(".") + part) != std::string::npos; };
+    if (c.gdn_layers.empty()) return r;
+    if (is("attn_qkv.") || is("ssm_conv1d.")) return v_head(c.gdn_v_dim, 2 * c.gdn_k_columns(), r);
+    if (is("attn_gate.")) return v_head(c.gdn_v_dim, 0, r);
+    if (is("ssm_beta.") || is("ssm_alpha.") || is("ssm_dt.") || name.ends_with(".ssm_a")) return v_head(1, 0, r);
+    return r;
+  };
   ThreadPool pool(threads);
   for (size_t i = 0; i < layout.tensors.size(); i++) {
     const SynthTensor& t = layout.tensors[i];
@@ -36,6 +53,10 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
       if (permuted) {
         const Vector hf = v;
         for (size_t r = 0; r < v.size(); r++) v[r] = hf[size_t(hf_row_of(int64_t(r), c.head_dim))];
+      }
+      if (!c.gdn_layers.empty()) {
+        const Vector ours = v;
+        for (size_t r = 0; r < v.size(); r++) v[r] = ours[size_t(file_row(t.name, int64_t(r)))];
       }
       file.write(i, 0, v.data(), v.size() * sizeof(float));
       continue;
@@ -51,6 +72,17 @@ uint64_t write_synth_gguf(const SynthSpec& spec, const std::filesystem::path& pa
         for (int64_t r = begin; r < end; r++) {
           const int64_t hf = hf_row_of(r, c.head_dim);
           random.write(hf, hf + 1, bytes.data() + size_t(r - begin) * row);
+        }
+      else if (!c.gdn_layers.empty())
+        for (int64_t r = begin; r < end; r++) {
+          const int64_t ours = file_row(t.name, r);
+          std::byte* to = bytes.data() + size_t(r - begin) * row;
+          random.write(ours, ours + 1, to);
+          const int64_t block = block_elements(t.type);
+          if (!t.name.ends_with(".ssm_out.weight") || c.gdn_v_dim % block != 0) continue;  // tiled as it is (assemble.cpp)
+          const std::vector<std::byte> plain(to, to + row);
+          for (int64_t k = 0; k < t.shape.back(); k += block)
+            std::memcpy(to + size_t(k / block) * block_bytes(t.type), plain.data() + size_t(v_head(c.gdn_v_dim, 0, k) / block) * block_bytes(t.type), block_bytes(t.type));
         }
       else
         random.write(begin, end, bytes.data());

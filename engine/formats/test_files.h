@@ -174,7 +174,8 @@ struct TinyModel {
   }
 };
 
-/// `family`: llama, qwen2, qwen3. 4 query heads of 16, 2 kv heads, hidden 32, ffn 64, vocab 50, F32, 2 layers, untied.
+/// `family`: llama, qwen2, qwen3, qwen3_moe (6 experts of 32, 2 per token). 4 query heads of 16, 2 kv heads, hidden 32, ffn 64,
+/// vocab 50, F32, 2 layers, untied.
 inline TinyModel tiny_model(const std::string& family, uint32_t seed = 1) {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal(0, 0.1f);
@@ -184,6 +185,12 @@ inline TinyModel tiny_model(const std::string& family, uint32_t seed = 1) {
               {"intermediate_size", 64},      {"vocab_size", 50},         {"max_position_embeddings", 128},
               {"rms_norm_eps", 1e-5},         {"rope_theta", 10000.0},    {"hidden_act", "silu"},
               {"tie_word_embeddings", false}, {"bos_token_id", 1},        {"eos_token_id", 2}};
+  if (family == "qwen3_moe") {
+    m.config["num_experts"] = 6;
+    m.config["num_experts_per_tok"] = 2;
+    m.config["moe_intermediate_size"] = 32;
+    m.config["norm_topk_prob"] = true;
+  }
   auto add = [&](const std::string& name, std::vector<int64_t> shape) {
     int64_t n = 1;
     for (int64_t d : shape) n *= d;
@@ -205,9 +212,19 @@ inline TinyModel tiny_model(const std::string& family, uint32_t seed = 1) {
       add(l + "self_attn.k_proj.bias", {32});
       add(l + "self_attn.v_proj.bias", {32});
     }
-    if (family == "qwen3") {
+    if (family == "qwen3" || family == "qwen3_moe") {
       add(l + "self_attn.q_norm.weight", {16});
       add(l + "self_attn.k_norm.weight", {16});
+    }
+    if (family == "qwen3_moe") {
+      add(l + "mlp.gate.weight", {6, 32});
+      for (int e = 0; e < 6; e++) {
+        const std::string x = l + "mlp.experts." + std::to_string(e) + ".";
+        add(x + "gate_proj.weight", {32, 32});
+        add(x + "up_proj.weight", {32, 32});
+        add(x + "down_proj.weight", {32, 32});
+      }
+      continue;
     }
     add(l + "mlp.gate_proj.weight", {64, 32});
     add(l + "mlp.up_proj.weight", {64, 32});

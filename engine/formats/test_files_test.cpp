@@ -4,6 +4,7 @@
 
 #include "engine/formats/gguf_writer.h"
 #include "engine/formats/test_files.h"
+#include "engine/formats/widen.h"
 
 namespace assay::testing_files {
 namespace {
@@ -47,7 +48,7 @@ std::vector<float> llama3_divisors(const RopeConfig& r) {
 GgufBuilder gguf_of(const Model& model) {
   const Config& c = model.config;
   GgufBuilder b;
-  const std::string a = c.family == "qwen3_vl" ? "qwen3vl" : c.family;
+  const std::string a = c.family == "qwen3_vl" ? "qwen3vl" : c.family == "qwen3_moe" ? "qwen3moe" : c.family;
   const bool llama = c.family == "llama";
   b.str("general.architecture", a).str("general.type", "model");
   b.u32(a + ".block_count", uint32_t(c.layers)).u32(a + ".context_length", uint32_t(c.context));
@@ -60,6 +61,11 @@ GgufBuilder gguf_of(const Model& model) {
     std::vector<int32_t> sections(c.rope.mrope_section.begin(), c.rope.mrope_section.end());
     sections.push_back(0);
     b.array(a + ".rope.dimension_sections", kVI32, sections.size(), raw(sections));
+  }
+  if (c.experts > 0) {
+    b.u32(a + ".expert_count", uint32_t(c.experts)).u32(a + ".expert_used_count", uint32_t(c.experts_per_token));
+    b.u32(a + ".expert_feed_forward_length", uint32_t(c.expert_ffn));
+    if (!c.norm_topk_prob) b.add(a + ".expert_weights_norm", kVBool, raw(uint8_t(0)));
   }
   if (c.bos >= 0) b.u32("tokenizer.ggml.bos_token_id", uint32_t(c.bos));
   if (!c.eos.empty()) b.u32("tokenizer.ggml.eos_token_id", uint32_t(c.eos[0]));
@@ -90,9 +96,19 @@ GgufBuilder gguf_of(const Model& model) {
     vector(p + "attn_output.bias", l.o_bias);
     vector(p + "post_attention_norm.weight", l.attn_post_norm);
     vector(p + "ffn_norm.weight", l.ffn_norm);
-    matrix(p + "ffn_gate.weight", l.gate, false);
-    matrix(p + "ffn_up.weight", l.up, false);
-    matrix(p + "ffn_down.weight", l.down, false);
+    if (l.router.empty()) {
+      matrix(p + "ffn_gate.weight", l.gate, false);
+      matrix(p + "ffn_up.weight", l.up, false);
+      matrix(p + "ffn_down.weight", l.down, false);
+    } else {
+      // The converter writes routers as F32, and all experts of a layer as one tensor.
+      const Vector router = widen(l.router.type, l.router.data, l.router.rows * l.router.columns);
+      b.tensor(p + "ffn_gate_inp.weight", {uint64_t(c.hidden), uint64_t(c.experts)}, kF32, raw(router));
+      for (auto [name, m] : {std::pair{"ffn_gate_exps", &l.expert_gate}, {"ffn_up_exps", &l.expert_up}, {"ffn_down_exps", &l.expert_down}}) {
+        matrix(p + name + ".weight", *m, false);
+        b.tensors.back().ne = {uint64_t(m->columns), uint64_t(m->rows / c.experts), uint64_t(c.experts)};
+      }
+    }
     vector(p + "post_ffw_norm.weight", l.ffn_post_norm);
   }
   vector("output_norm.weight", model.weights.final_norm);

@@ -210,6 +210,61 @@ uint64_t pointwise_digest(const Kernels& k) {
   return d.value();
 }
 
+uint64_t experts_digest(const Kernels& k) {
+  Rng rng(6);
+  Digest d;
+  for (int64_t experts : {8, 33, 128, 300}) {
+    const int64_t rows = 5, chosen = 7, columns = 37;
+    auto x = values(rng, rows * experts);
+    x[size_t(2 * experts + 1)] = x[size_t(2 * experts + 5)];  // a tie
+    x[size_t(3 * experts)] = float_of(0x7fc00000u);           // row 3 chooses nothing
+    std::vector<float> ids(size_t(rows * chosen)), w(ids.size()), sum(size_t(rows * columns)), y(sum.size());
+    k.topk({x.data(), ids.data(), experts, chosen}, 0, rows);
+    d.take(ids);
+    for (bool normalised : {false, true}) {
+      k.topk_weights({x.data(), ids.data(), w.data(), experts, chosen, normalised}, 0, rows);
+      d.take(w);
+    }
+    const auto products = values(rng, rows * chosen * columns), shared = values(rng, rows * columns), gate = values(rng, rows);
+    k.expert_sum({w.data(), products.data(), sum.data(), chosen, columns}, 0, rows);
+    d.take(sum);
+    k.gated_add({gate.data(), shared.data(), sum.data(), y.data(), columns}, 0, rows);
+    d.take(y);
+  }
+  return d.value();
+}
+
+/// Norms, gates, decay, convolution and delta rule of gated DeltaNet layers, the states with them.
+uint64_t gdn_digest(const Kernels& k) {
+  Rng rng(6);
+  Digest d;
+  const int64_t rows = 5, k_heads = 2, v_heads = 6, d_k = 40, d_v = 33, channels = 2 * k_heads * d_k + v_heads * d_v, width = 4;
+  const RowSpan spans[] = {{1, 0, 3}, {0, 3, 2}};
+  const auto x = with_specials(values(rng, rows * channels), rng);
+  const auto taps = values(rng, width * channels);
+  std::vector<float> held = values(rng, 2 * width * channels), mixed(x.size());
+  k.conv({x.data(), taps.data(), mixed.data(), held.data(), spans, channels, width}, 0, 2 * conv_blocks(channels));
+  d.take(mixed);
+  d.take(held);
+  std::vector<float> q(size_t(rows * k_heads * d_k)), key = q;
+  k.l2_norm({mixed.data(), q.data(), channels, k_heads, d_k, 0.158113883f}, 0, rows);
+  k.l2_norm({mixed.data() + k_heads * d_k, key.data(), channels, k_heads, d_k, 1}, 0, rows);
+  d.take(q);
+  d.take(key);
+  const auto b = with_specials(values(rng, rows * v_heads), rng), a = values(rng, rows * v_heads), rates = values(rng, 2 * v_heads),
+             v = values(rng, rows * v_heads * d_v), z = values(rng, rows * v_heads * d_v), w = values(rng, d_v);
+  std::vector<float> beta(b.size()), decay(b.size()), core(v.size()), normed(v.size()), state = values(rng, 2 * v_heads * d_k * d_v);
+  k.sigmoid({b.data(), beta.data(), v_heads}, 0, rows);
+  k.decay({a.data(), rates.data(), decay.data(), v_heads}, 0, rows);
+  k.delta_rule({q.data(), key.data(), v.data(), beta.data(), decay.data(), core.data(), state.data(), spans, k_heads, v_heads, d_k, d_v}, 0,
+               2 * v_heads * delta_blocks(d_v));
+  k.gated_norm({v.data(), z.data(), w.data(), normed.data(), v_heads, d_v, 1e-6f}, 0, rows);
+  for (const auto* part : {&beta, &decay, &core, &state, &normed}) d.take(*part);
+  k.sigmoid_mul({v.data(), z.data(), normed.data(), v_heads * d_v}, 0, rows);
+  d.take(normed);
+  return d.value();
+}
+
 struct Wanted {
   const char* op;
   uint64_t (*digest)(const Kernels&);
@@ -221,6 +276,8 @@ constexpr Wanted kWanted[] = {
     {"norms", norm_digest, 0x693f66203d5f5e4bu},
     {"rope table, rope, kv_store, attention", attention_digest, 0x5d64d12af357429fu},
     {"silu_mul, add", pointwise_digest, 0x2e291bf199f421e6u},
+    {"ops of gated DeltaNet", gdn_digest, 0x0u},
+    {"topk, topk_weights, expert_sum, gated_add", experts_digest, 0x29270e1b85eb1155u},
 };
 
 TEST(Digests, EveryOpHasTheSameBytesOnEveryMachine) {
