@@ -55,7 +55,8 @@ void decay_after_update(const DeltaRuleArgs& a, int64_t begin, int64_t end) {
     const float kept = exp_f32(decay[row * b.v_heads + head]);
     float* s = b.state + (b.spans[0].slot * b.v_heads + head) * b.d_k * b.d_v;
     for (int64_t i = 0; i < b.d_k; i++)
-      for (int64_t j = first; j < std::min(b.d_v, first + kDeltaBlock); j++) s[i * b.d_v + j] = mul_f32(s[i * b.d_v + j], kept);
+      for (int64_t j = first; j < std::min(b.d_v, first + kDeltaBlock); j++)
+        s[i * b.d_v + j] = mul_f32(s[i * b.d_v + j], kept);
   });
 }
 
@@ -96,21 +97,23 @@ void conv_history(const ConvArgs& a, int64_t begin, int64_t end) {
 /// A22-23: a fused kernel takes `a` before the softplus.
 void decay_before_softplus(const DecayArgs& a, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; t++)
-    for (int64_t h = 0; h < a.heads; h++) a.y[t * a.heads + h] = mul_f32(a.w[h], add_f32(a.x[t * a.heads + h], a.w[a.heads + h]));
+    for (int64_t h = 0; h < a.heads; h++)
+      a.y[t * a.heads + h] = mul_f32(a.w[h], add_f32(a.x[t * a.heads + h], a.w[a.heads + h]));
 }
 
 /// A21: the last gated DeltaNet layer's kernel reads the state with the wrong stride.
-void last_layer_stride(Engine& e) {
+void last_gdn_stride(Engine& e) {
   Node* last = nullptr;
   for (Node& n : e.plantable_program().nodes)
     if (n.op == OpKind::delta_rule) last = &n;
-  if (!last) throw NoPlace("last-layer-stride");
+  if (!last) throw NoPlace("last-gdn-stride");
   CpuBackend* backend = &e.plantable_backend();
-  last->variant = "last-layer-stride";
+  last->variant = "last-gdn-stride";
   last->replacement = [backend](NodeContext& c) {
     backend->run(c);
-    for (int64_t r = 0; r < c.rows; r++)   // rows of a head as columns: only the last one stays where it is
-      for (int64_t i = 1; i + 1 < c.columns; i += 2) std::swap(c.output[r * c.columns + i], c.output[r * c.columns + i - 1]);
+    for (int64_t r = 0; r < c.rows; r++)  // rows of a head as columns: only the last one stays where it is
+      for (int64_t i = 1; i + 1 < c.columns; i += 2)
+        std::swap(c.output[r * c.columns + i], c.output[r * c.columns + i - 1]);
   };
 }
 
@@ -171,7 +174,7 @@ void reset_at_chunks(Engine& e) {
 
 /// D4: norm weights are transformed otherwise than w' = 1 + w in f32.
 void norm_weights(Engine& e, const char* fault, float (*change)(float), bool mtp_only, const char* phase = nullptr) {
-  static std::vector<std::shared_ptr<Vector>> kept;   // as long as any engine
+  static std::vector<std::shared_ptr<Vector>> kept;  // as long as any engine
   int places = 0;
   for (Node& n : e.plantable_program().nodes) {
     if ((n.op != OpKind::rms_norm && n.op != OpKind::head_norm) || !e.model().config.norm_plus_one) continue;
@@ -210,7 +213,8 @@ void v_heads_tiled(Engine& e) {
     const int64_t first = n.runs.at(0).from;
     n.runs.clear();
     for (int64_t rank = 0; rank < group; rank++)
-      n.runs.push_back({0, first + rank * m.gdn_v_dim, group * m.gdn_v_dim, rank * m.gdn_k_heads * m.gdn_v_dim, m.gdn_k_heads, m.gdn_v_dim});
+      n.runs.push_back({0, first + rank * m.gdn_v_dim, group * m.gdn_v_dim, rank * m.gdn_k_heads * m.gdn_v_dim,
+                        m.gdn_k_heads, m.gdn_v_dim});
     places++;
   }
   if (places == 0) throw NoPlace("v-heads-tiled");
@@ -232,7 +236,9 @@ void concat_swapped(Engine& e) {
 void norm_skipped(Engine& e, const char* phase, const char* fault) {
   Node& n = mtp_node(e, phase, fault);
   n.variant = fault;
-  n.replacement = [](NodeContext& c) { std::memcpy(c.output, c.inputs[0], size_t(c.rows * c.columns) * sizeof(float)); };
+  n.replacement = [](NodeContext& c) {
+    std::memcpy(c.output, c.inputs[0], size_t(c.rows * c.columns) * sizeof(float));
+  };
 }
 
 /// A34: the hidden state is taken before the final norm.
@@ -272,35 +278,52 @@ void add_hybrid_faults(std::vector<Fault>& out) {
     f.kernels = std::move(plant);
     out.push_back(f);
   };
-  engine("A20/state-not-reset", "a sequence begins with the recurrent state that the one before it left", How::state, state_not_reset);
-  kernel("A20/decay-after-update", "the state decays behind the update", [](Kernels& k) { k.delta_rule = decay_after_update; });
-  kernel("A20/beta-missing", "what is written into the state is not weighed by beta", [](Kernels& k) { k.delta_rule = beta_missing; });
-  kernel("A20/q-scale-missing", "queries of the recurrence are not scaled", [](Kernels& k) { k.l2_norm = q_scale_missing; });
+  engine("A20/state-not-reset", "a sequence begins with the recurrent state that the one before it left", How::state,
+         state_not_reset);
+  kernel("A20/decay-after-update", "the state decays behind the update",
+         [](Kernels& k) { k.delta_rule = decay_after_update; });
+  kernel("A20/beta-missing", "what is written into the state is not weighed by beta",
+         [](Kernels& k) { k.delta_rule = beta_missing; });
+  kernel("A20/q-scale-missing", "queries of the recurrence are not scaled",
+         [](Kernels& k) { k.l2_norm = q_scale_missing; });
   kernel("A20/conv-history", "the convolution's history is off by one", [](Kernels& k) { k.conv = conv_history; });
   kernel("A20/state-shared", "all slots share one recurrent state", [](Kernels& k) { k.delta_rule = state_shared; });
-  engine("A21/last-layer-stride", "the last gated DeltaNet layer reads with a wrong stride", How::kernel, last_layer_stride);
-  kernel("A22-23/decay-before-softplus", "a fused decay uses `a` before the softplus", [](Kernels& k) { k.decay = decay_before_softplus; });
+  engine("A21/last-gdn-stride", "the last gated DeltaNet layer reads with a wrong stride", How::kernel,
+         last_gdn_stride);
+  kernel("A22-23/decay-before-softplus", "a fused decay uses `a` before the softplus",
+         [](Kernels& k) { k.decay = decay_before_softplus; });
   engine("A28/offsets-swapped", "two offsets of the merged projection are exchanged", How::program, offsets_swapped);
-  engine("A34/concat-swapped", "the MTP head joins hidden state and embedding in the other order", How::program, concat_swapped);
+  engine("A34/concat-swapped", "the MTP head joins hidden state and embedding in the other order", How::program,
+         concat_swapped);
   engine("A34/embed-norm-skipped", "the MTP head's norm of the embedding is left out", How::program,
          [](Engine& e) { norm_skipped(e, "mtp_embed_norm", "embed-norm-skipped"); });
   engine("A34/hidden-norm-skipped", "the MTP head's norm of the hidden state is left out", How::program,
          [](Engine& e) { norm_skipped(e, "mtp_hidden_norm", "hidden-norm-skipped"); });
-  engine("A34/w-for-1-plus-w", "norms of the MTP head take w for 1 + w", How::program,
-         [](Engine& e) { norm_weights(e, "w-for-1-plus-w", [](float w) { return sub_f32(w, 1.0f); }, true); });
-  engine("A34/hidden-before-norm", "the MTP head gets the hidden state before the final norm", How::program, hidden_before_norm);
+  engine("A34/w-for-1-plus-w", "norms of the MTP head take w for 1 + w", How::program, [](Engine& e) {
+    norm_weights(
+        e, "w-for-1-plus-w", [](float w) { return sub_f32(w, 1.0f); }, true);
+  });
+  engine("A34/hidden-before-norm", "the MTP head gets the hidden state before the final norm", How::program,
+         hidden_before_norm);
   Fault position{"A34/position-off", "the MTP head's rows sit one position further", How::program,
                  "RoPE is relative: neither text nor acceptance can show it", position_off};
   out.push_back(position);
   engine("D1/padding-rows", "padding of a chunk updates the recurrent state", How::state, padding_rows);
-  engine("D2/state-of-whole-chunks", "the final state is right at whole chunks only", How::state, state_of_whole_chunks);
+  engine("D2/state-of-whole-chunks", "the final state is right at whole chunks only", How::state,
+         state_of_whole_chunks);
   engine("D3/reset-at-chunks", "a chunk at a position above 0 starts from a zero state", How::state, reset_at_chunks);
-  engine("D4/one-added-twice", "norm weights are 2 + w", How::value,
-         [](Engine& e) { norm_weights(e, "one-added-twice", [](float w) { return add_f32(w, 1.0f); }, false); });
-  engine("D4/one-not-added", "norm weights are w", How::value,
-         [](Engine& e) { norm_weights(e, "one-not-added", [](float w) { return sub_f32(w, 1.0f); }, false); });
-  engine("D4/through-bf16", "norm weights are 1 + w rounded to bf16", How::value,
-         [](Engine& e) { norm_weights(e, "through-bf16", [](float w) { return f32_of_bf16(bf16_of_f32(w)); }, false); });
+  engine("D4/one-added-twice", "norm weights are 2 + w", How::value, [](Engine& e) {
+    norm_weights(
+        e, "one-added-twice", [](float w) { return add_f32(w, 1.0f); }, false);
+  });
+  engine("D4/one-not-added", "norm weights are w", How::value, [](Engine& e) {
+    norm_weights(
+        e, "one-not-added", [](float w) { return sub_f32(w, 1.0f); }, false);
+  });
+  engine("D4/through-bf16", "norm weights are 1 + w rounded to bf16", How::value, [](Engine& e) {
+    norm_weights(
+        e, "through-bf16", [](float w) { return f32_of_bf16(bf16_of_f32(w)); }, false);
+  });
   engine("D5/split-at-midpoint", "b and a are halves of the whole projection", How::program, split_at_midpoint);
   engine("D6/rejected-rows-stay", "rejected drafts stay in the recurrent state", How::state, [](Engine& e) {
     if (e.model().config.gdn_layers.empty()) throw NoPlace("rejected-rows-stay");

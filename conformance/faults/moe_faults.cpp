@@ -56,7 +56,7 @@ void dense_ffn(Engine& e) {
 }
 
 /// A21: in the last layer each expert's rows begin one row too late.
-void last_mixture_stride(Engine& e) {
+void last_layer_stride(Engine& e) {
   const int layer = last_mixture(e);
   if (layer < 0) throw NoPlace("last-layer-stride");
   wrap_node(e, *e.plantable_program().find(layer, "expert_up_proj"), [](NodeContext& c, const Inner& inner) {
@@ -208,7 +208,7 @@ void flip_hides_fault(Engine& e) {
 
 void add_moe_faults(std::vector<Fault>& out) {
   out.push_back({"A11/dense-ffn", "the dense FFN branch runs on layers of experts", How::program, "", dense_ffn});
-  out.push_back({"A21/last-layer-stride", "in the last layer each expert's rows begin one row too late", How::program, "", last_mixture_stride});
+  out.push_back({"A21/last-layer-stride", "in the last layer each expert's rows begin one row too late", How::program, "", last_layer_stride});
   out.push_back({"A28/gate-up-swapped", "the halves of a merged gate and up projection are taken for each other", How::program, "", gate_up_swapped});
   Fault tie{"D14/tie-higher-id", "of equal router logits the higher id is chosen", How::kernel,
             "the tiny models have no ties: only the kernel's own cases do"};
