@@ -1,5 +1,6 @@
 // What the files of DeviceBackend share and nobody else sees.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,11 @@ namespace assay {
 
 /// A value that fits the f16 cache leaves a layer's overflow word as a fill with bytes of 0x7f left it.
 inline constexpr int64_t kNoOverflow = 0x7f7f7f7f7f7f7f7f;
+
+/// Whether any router of a pass is told what to choose: that is put in place on the host.
+inline bool forces_experts(const Batch& b) {
+  return std::any_of(b.experts.begin(), b.experts.end(), [](const auto& e) { return e != nullptr; });
+}
 
 /// Row-sized memory: a buffer per value, shared by values whose lives don't overlap, or one each.
 struct DeviceBackend::Values {

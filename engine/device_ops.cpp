@@ -167,7 +167,7 @@ int DeviceBackend::run_experts(Run& r, const DeviceStep& step, bool probe) {
 int DeviceBackend::run_router(Run& r, const DeviceStep& step, bool probe) {
   const AssayModule& t = device_->table();
   const Node &topk = program_.nodes[size_t(step.nodes[0])], &weights = program_.nodes[size_t(step.nodes[1])];
-  if (!t.topk || !r.pass.batch.experts.empty()) return ASSAY_REFUSED;   // forced experts are put in place on the host
+  if (!t.topk || forces_experts(r.pass.batch)) return ASSAY_REFUSED;   // forced experts are put in place on the host
   AssayRouter a{};
   a.logits = input(r, topk.inputs[0], probe);
   // A probe asks for the form alone.
@@ -294,7 +294,7 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
       if (!t.copy) return ASSAY_REFUSED;
       return probe ? int(ASSAY_DONE) : t.copy(d, out(), r.values.hidden.data(), size_t(rows * columns) * sizeof(float));
     case OpKind::topk: {
-      if (!t.topk || !r.pass.batch.experts.empty()) return ASSAY_REFUSED;
+      if (!t.topk || forces_experts(r.pass.batch)) return ASSAY_REFUSED;
       const AssayRouter a{in(0), out(), nullptr, rows, n.experts, n.chosen, 0, 0};
       return t.topk(d, &a);
     }

@@ -14,7 +14,7 @@ bool writes_state(const Node& n) { return n.op == OpKind::kv_store || n.op == Op
 /// Passes that come again and again with as many rows: decoding, and few rows that are verified or drafted.
 bool repeats(const Batch& b) {
   constexpr int64_t kFewRows = 16;
-  if (!b.experts.empty() || b.pass == Pass::prefill || b.pass == Pass::mtp_prefill) return false;
+  if (forces_experts(b) || b.pass == Pass::prefill || b.pass == Pass::mtp_prefill) return false;
   return b.pass == Pass::decode || b.rows() <= kFewRows;
 }
 DeviceStates::Part part_of(const Node& n) { return n.op == OpKind::conv ? DeviceStates::Part::conv : DeviceStates::Part::state; }
@@ -186,7 +186,7 @@ bool DeviceBackend::run_all(Run& r) {
       if (watched) observe(r, step);
     } else {
       if (r.capturing) return false;
-      if (r.pass.batch.experts.empty()) r.plan.whole = false;
+      if (!forces_experts(r.pass.batch)) r.plan.whole = false;
       for (int n : step.nodes) {
         const Node& node = program_.nodes[size_t(n)];
         DeviceStep alone;
