@@ -6,9 +6,12 @@
 // a column: thread p of the four has the elements i of the column with i mod 4 = p, in registers from the first row to the last, so
 // that accumulators 16, 8 and 4 apart are its own and two shuffles end a sum. k, q, v and beta of the next rows are on their way to
 // shared memory while a row is computed, k and q so that a thread's elements lie in fours.
+// Fused: what the convolution gave is on its way in registers, a warp has a row of a stage, norms its q and k (norm.cpp, l2_norm)
+// and makes beta and decay; every block of a head does so again.
 // Bytes: S once in and once out (and once more behind every row that is kept), per row q and k once per 32 columns, v and y.
 // PRECOND: d_k <= 256.
 #include "cuda/device.h"
+#include "cuda/float_rule.cuh"
 
 namespace assay {
 namespace {
@@ -42,8 +45,15 @@ __device__ __forceinline__ float fold_column(float* acc) {
   return add_f32(y, 0.0f);
 }
 
-/// Blocks: [span * v_heads + head][32 columns]. kWhole: d_k is 32 kParts.
-template <int kParts, bool kWhole>
+/// A row of what the convolution gave, as a warp has it: element 32 m + lane of q and k, column lane of v.
+template <int kParts>
+struct RawRow {
+  float q[kParts], k[kParts], v, b, a;
+};
+static_assert(kThreads / 32 == kAhead, "a warp per row of a stage");
+
+/// Blocks: [span * v_heads + head][32 columns]. kWhole: d_k is 32 kParts. kFused: of a.conv.
+template <int kParts, bool kWhole, bool kFused>
 __global__ __launch_bounds__(kThreads) void delta_rule_kernel(const AssayDeltaRule a) {
   using Row = DeltaRow<kParts>;
   SHARED_BYTES(shared);
@@ -74,8 +84,47 @@ __global__ __launch_bounds__(kThreads) void delta_rule_kernel(const AssayDeltaRu
     }
     copy_commit();
   };
-  fill(0, 0);
-  fill(kAhead, 1);
+  RawRow<kParts> raw;
+  const int lane = tid % 32;
+  const auto load = [&](int64_t from) {  // this warp's of rows from .. from + kAhead
+    const int64_t r = from + tid / 32, row = span.first + r, keys = a.k_heads * d_k;
+    if (r >= span.rows) return;
+    const float* x = a.conv + row * states.channels + lane;
+#pragma unroll
+    for (int m = 0; m < kParts; m++) {
+      const bool real_key = kWhole || 32 * m + lane < d_k;
+      raw.q[m] = real_key ? x[key_head * d_k + 32 * m] : 0.0f;
+      raw.k[m] = real_key ? x[keys + key_head * d_k + 32 * m] : 0.0f;
+    }
+    raw.v = first_column + lane < d_v ? x[2 * keys + head * d_v + first_column] : 0.0f;
+    raw.b = a.b[row * v_heads + head];
+    raw.a = a.a[row * v_heads + head];
+  };
+  const auto stage_raw = [&](int64_t from, int stage) {  // what was loaded
+    if (from + tid / 32 >= span.rows) return;
+    float* to = staged + (stage * kAhead + tid / 32) * Row::kFloats;
+    float of_q = 0.0f, of_k = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kParts; m++) of_q = fma_f32(raw.q[m], raw.q[m], of_q), of_k = fma_f32(raw.k[m], raw.k[m], of_k);
+    const float q = div_f32(1.0f, sqrt_f32(add_f32(fold_warp(of_q), 1e-6f))), k = div_f32(1.0f, sqrt_f32(add_f32(fold_warp(of_k), 1e-6f)));
+#pragma unroll
+    for (int m = 0; m < kParts; m++) {
+      const int place = place_of_element<kParts>(32 * m + lane);
+      to[place] = mul_f32(raw.k[m], k);
+      to[Row::kVector + place] = mul_f32(mul_f32(raw.q[m], q), a.scale);
+    }
+    to[2 * Row::kVector + lane] = raw.v;
+    if (lane == 0) to[2 * Row::kVector + kColumns] = sigmoid_f32(raw.b);
+    if (lane == 1) to[2 * Row::kVector + kColumns + 1] = exp_f32(mul_f32(a.decay_w[head], softplus_f32(add_f32(raw.a, a.decay_w[v_heads + head]))));
+  };
+  if constexpr (kFused) {
+    load(0);
+    stage_raw(0, 0);
+    load(kAhead);
+  } else {
+    fill(0, 0);
+    fill(kAhead, 1);
+  }
 
   float s[kParts][8];
   const int64_t in_state = head * d_k * d_v + column;
@@ -90,8 +139,12 @@ __global__ __launch_bounds__(kThreads) void delta_rule_kernel(const AssayDeltaRu
   for (int64_t r = 0; r < span.rows; r++) {
     const int stage = (int)(r / kAhead % 2), n = (int)(r % kAhead);
     if (n == 0) {
-      copy_wait<1>();
+      if constexpr (!kFused) copy_wait<1>();
       sync_block();
+      if constexpr (kFused) {  // the other stage was read before this barrier
+        stage_raw(r + kAhead, 1 - stage);
+        load(r + 2 * kAhead);
+      }
     }
     const float* row = staged + (stage * kAhead + n) * Row::kFloats;
     const float kept = row[2 * Row::kVector + kColumns + 1];
@@ -136,7 +189,7 @@ __global__ __launch_bounds__(kThreads) void delta_rule_kernel(const AssayDeltaRu
         }
       }
     }
-    if (n == kAhead - 1) {
+    if (!kFused && n == kAhead - 1) {
       sync_block();  // nobody reads the stage any more
       fill(r + 1 + kAhead, stage);
     }
@@ -144,8 +197,9 @@ __global__ __launch_bounds__(kThreads) void delta_rule_kernel(const AssayDeltaRu
 }
 
 template <int kParts>
-void (*kernel_of(bool whole))(AssayDeltaRule) {
-  return whole ? delta_rule_kernel<kParts, true> : delta_rule_kernel<kParts, false>;
+void (*kernel_of(bool whole, bool fused))(AssayDeltaRule) {
+  if (fused) return whole ? delta_rule_kernel<kParts, true, true> : delta_rule_kernel<kParts, false, true>;
+  return whole ? delta_rule_kernel<kParts, true, false> : delta_rule_kernel<kParts, false, false>;
 }
 
 }  // namespace
@@ -155,10 +209,11 @@ int delta_rule(AssayDevice& d, const AssayDeltaRule& a) {
   if (s.k_dim < 1 || s.k_dim > 256 || s.v_dim < 1 || a.k_heads < 1 || s.v_heads < a.k_heads || s.v_heads % a.k_heads != 0) return ASSAY_REFUSED;
   const int64_t blocks = s.span_count * s.v_heads, columns = (s.v_dim + kColumns - 1) / kColumns;
   if (blocks > INT32_MAX || columns > 65535) return ASSAY_REFUSED;
+  if (a.conv && s.channels != 2 * a.k_heads * s.k_dim + s.v_heads * s.v_dim) return ASSAY_REFUSED;
   if (a.rows == 0) return ASSAY_DONE;
   const bool whole = s.k_dim % 32 == 0;
   const auto run = [&]<int kParts>() {
-    return launch(d, "delta_rule", Overlap::yes, kernel_of<kParts>(whole), dim3((unsigned)blocks, (unsigned)columns), kThreads,
+    return launch(d, a.conv ? "delta_rule_fused" : "delta_rule", Overlap::yes, kernel_of<kParts>(whole, a.conv != nullptr), dim3((unsigned)blocks, (unsigned)columns), kThreads,
                   size_t(DeltaRow<kParts>::kShared), a);
   };
   switch ((s.k_dim + 31) / 32) {

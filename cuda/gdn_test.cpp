@@ -177,7 +177,7 @@ void check_delta_rule(Rng& rng, const StateShape& s, const Sequences& q, Inputs 
   const Buffer<AssaySpan> spans(d, q.on_device);
   const Buffer<int32_t> after(d, q.after);
   const AssayStates on{q.entries, 0, 0, s.v_heads, s.d_k, s.d_v, stride, nullptr, ds.get(), spans.get(), after.get(), int64_t(q.spans.size())};
-  const AssayDeltaRule a{dq.get(), dk.get(), dv.get(), dbeta.get(), ddecay.get(), dy.get(), q.rows, s.k_heads, on};
+  const AssayDeltaRule a{dq.get(), dk.get(), dv.get(), dbeta.get(), ddecay.get(), dy.get(), q.rows, s.k_heads, on, nullptr, nullptr, nullptr, nullptr, 0, 0};
   d.ok(d.module().delta_rule(d, &a));
   EXPECT_TRUE(same_rows(dy.download(), want, values)) << s.d_k << " x " << s.d_v << ", heads " << s.k_heads << "/" << s.v_heads;
   const auto got = ds.download();
@@ -221,6 +221,7 @@ TEST(CudaGdn, WhatItCantDoIsRefused) {
   refused([](auto& a) { a.states.v_dim = 0; });
   refused([](auto& a) { a.k_heads = 3; });
   refused([](auto& a) { a.k_heads = 0; });
+  refused([](auto& a) { a.conv = a.q + 1; });  // of no channels
   refused([](auto& a) { a.states.span_count = int64_t(1) << 40; });
   r.rows = 0;
   EXPECT_EQ(d.module().delta_rule(d, &r), ASSAY_DONE);

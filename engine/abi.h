@@ -247,6 +247,14 @@ typedef struct AssayDeltaRule { /* the gated delta rule, row after row */
   float* y;           /* [rows, v_heads*v_dim] */
   int64_t rows, k_heads;
   AssayStates states;
+  /* Fused form, null: not asked for. q, k, v, beta and decay are made of these first, and not written: the l2_norms of conv's
+     first k_heads*k_dim columns (times scale) and of as many behind them, its other columns, sigmoid(b), decay of a. */
+  const float* conv;    /* [rows, states.channels] */
+  const float* b;       /* [rows, v_heads] */
+  const float* a;       /* [rows, v_heads] */
+  const float* decay_w; /* [2, v_heads] */
+  float scale;
+  float reserved;
 } AssayDeltaRule;
 
 /* Ids of experts are whole numbers in f32, -1: no expert. topk: ids of the `chosen` largest logits, and where `weights` is given

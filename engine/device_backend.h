@@ -68,6 +68,7 @@ class DeviceBackend {
   int run_heads(Run& r, const DeviceStep& step, bool probe);
   int run_attention(Run& r, const Node& node, const AssayHeads* heads, bool probe);
   int run_experts(Run& r, const DeviceStep& step, bool probe);
+  int run_recurrence(Run& r, const DeviceStep& step, bool probe);
   int run_router(Run& r, const DeviceStep& step, bool probe);
   int run_added(Run& r, const DeviceStep& step, bool probe);
   int run_expert_sum(Run& r, const Node& n, const float* residual, float* y, bool probe);

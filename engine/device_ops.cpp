@@ -139,6 +139,24 @@ AssayStates DeviceBackend::states_of(Run& r, int layer, bool probe) const {
   return s;
 }
 
+int DeviceBackend::run_recurrence(Run& r, const DeviceStep& step, bool probe) {
+  const AssayModule& t = device_->table();
+  if (!t.delta_rule) return ASSAY_REFUSED;
+  const auto node = [&](int behind) -> const Node& { return program_.nodes[size_t(step.recurrence - behind)]; };
+  const Node &rule = node(0), &decay = node(1), &beta = node(2), &q = node(5);
+  AssayDeltaRule a{};
+  a.rows = probe ? 0 : r.rows;
+  a.k_heads = rule.k_heads;
+  a.states = states_of(r, rule.layer, probe);
+  a.conv = probe ? reinterpret_cast<const float*>(&a) : input(r, q.inputs[0], false);   // a probe asks for the form alone
+  a.b = input(r, beta.inputs[0], probe);
+  a.a = input(r, decay.inputs[0], probe);
+  a.decay_w = weights_.get(*decay.vector);
+  a.scale = float(1.0 / std::sqrt(double(q.head_dim)));
+  if (!probe) a.y = output(r, rule.output);
+  return t.delta_rule(device_->handle(), &a);
+}
+
 int DeviceBackend::run_experts(Run& r, const DeviceStep& step, bool probe) {
   const AssayModule& t = device_->table();
   const Node& first = program_.nodes[size_t(step.experts[0])];
@@ -278,7 +296,8 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
     }
     case OpKind::delta_rule: {
       if (!t.delta_rule) return ASSAY_REFUSED;
-      const AssayDeltaRule a{in(0), in(1), in(2), in(3), in(4), out(), rows, n.k_heads, states_of(r, n.layer, probe)};
+      const AssayDeltaRule a{in(0), in(1), in(2), in(3), in(4), out(), rows, n.k_heads, states_of(r, n.layer, probe), nullptr, nullptr, nullptr,
+                             nullptr, 0, 0};
       return t.delta_rule(d, &a);
     }
     case OpKind::columns: {
@@ -317,6 +336,7 @@ int DeviceBackend::run_single(Run& r, const Node& n, bool probe) {
 int DeviceBackend::run_step(Run& r, const DeviceStep& step, bool probe) {
   if (step.single()) return run_single(r, program_.nodes[size_t(step.nodes[0])], probe);
   if (step.q_rope >= 0) return run_heads(r, step, probe);
+  if (step.recurrence >= 0) return run_recurrence(r, step, probe);
   if (!step.experts.empty()) return run_experts(r, step, probe);
   if (!step.linears.empty()) return run_linears(r, step, probe);
   return step.residual >= 0 ? run_added(r, step, probe) : run_router(r, step, probe);

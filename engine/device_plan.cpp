@@ -116,6 +116,25 @@ class Planner {
     return true;
   }
 
+  /// A gated DeltaNet's recurrence with what makes its operands of the convolution.
+  void recurrence_step(int i, std::vector<DeviceStep>& out) const {
+    const Node *q = at(i, OpKind::l2_norm), *k = at(i + 1, OpKind::l2_norm), *v = at(i + 2, OpKind::columns), *beta = at(i + 3, OpKind::sigmoid),
+               *decay = at(i + 4, OpKind::decay), *rule = at(i + 5, OpKind::delta_rule);
+    if (!q || !k || !v || !beta || !decay || !rule) return;
+    const ValueId conv = q->inputs[0];
+    const int64_t keys = rule->k_heads * rule->k_dim;
+    if (rule->inputs != std::vector<ValueId>{q->output, k->output, v->output, beta->output, decay->output}) return;
+    if (k->inputs[0] != conv || v->inputs != std::vector<ValueId>{conv} || q->input_offset != 0 || k->input_offset != keys || !q->scaled ||
+        k->scaled || v->runs.size() != 1 || v->runs[0].from != 2 * keys || v->runs[0].count != 1)
+      return;
+    for (const Node* n : {q, k, v, beta, decay})
+      if (!inner(n->output, 1)) return;
+    DeviceStep s;
+    for (int n = i; n <= i + 5; n++) s.nodes.push_back(n);
+    s.recurrence = i + 5;
+    out.push_back(std::move(s));
+  }
+
   /// Of a mixture of experts: choosing and weighing; gate and up, with their act where passes have one row; a sum and what it is
   /// added to.
   void mixture_steps(int i, std::vector<DeviceStep>& out) const {
@@ -166,6 +185,7 @@ class Planner {
       if (const int residual = residual_behind(i); residual >= 0) out.push_back(linear_step(-1, {i}, -1, residual));
     }
     mixture_steps(i, out);
+    recurrence_step(i, out);
     DeviceStep heads;
     if (heads_step(i, heads)) {
       const int behind = heads.nodes.back() + 1;

@@ -14,6 +14,7 @@ struct DeviceStep {
   std::vector<int> linears;   // 1 to 3 that share an input
   std::vector<int> experts;   // 1 or 2 products by expert that share an input
   int act = -1;               // silu_mul of two linears or products by expert
+  int recurrence = -1;        // delta_rule behind what makes its operands: [l2_norm, l2_norm, columns, sigmoid, decay]
   int residual = -1;          // add behind one linear, expert_sum or gated_add
   int q_rope = -1;            // a heads step: [q_norm, k_norm,] q_rope, k_rope, kv_store
   int attention = -1;         // attention behind a heads step, in its launch

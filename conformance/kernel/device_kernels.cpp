@@ -292,7 +292,7 @@ void delta_rule(const DeltaRuleArgs& a, int64_t begin, int64_t end) {
   const SpansOfItems s(a.spans, blocks * a.v_heads, begin, end);
   const size_t keys = size_t(s.rows * a.k_heads * a.d_k), heads = size_t(s.rows * a.v_heads);
   AssayDeltaRule n{c.up(a.q, keys), c.up(a.k, keys), c.up(a.v, size_t(s.rows * values)), c.up(a.beta, heads), c.up(a.decay, heads),
-                   c.room<float>(size_t(s.rows * values)), s.rows, a.k_heads, s.states(c)};
+                   c.room<float>(size_t(s.rows * values)), s.rows, a.k_heads, s.states(c), nullptr, nullptr, nullptr, nullptr, 0, 0};
   n.states.v_heads = a.v_heads, n.states.k_dim = a.d_k, n.states.v_dim = a.d_v, n.states.stride = entry;
   n.states.state = c.filled(c.room<float>(size_t(s.slots * entry)), a.state, size_t(s.slots * entry));
   if (!c.ran(c.table().delta_rule(c.handle(), &n))) return;

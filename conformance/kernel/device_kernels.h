@@ -47,6 +47,7 @@ void add_device_op_checks(std::vector<Check>& out);   // device_ops.cpp
 void expert_linear_on_device(KernelBench& b, DeviceKernels::State* device);
 void fused_mixture_on_device(KernelBench& b, DeviceKernels::State* device);
 void kept_states_on_device(KernelBench& b, DeviceKernels::State* device);
+void fused_recurrence_on_device(KernelBench& b, DeviceKernels::State* device);
 void columns_on_device(KernelBench& b, DeviceKernels::State* device);
 void add_primitive_checks(std::vector<Check>& out);   // primitives.cpp
 

@@ -246,13 +246,65 @@ void kept_states_on_device(KernelBench& b, OnDevice* device) {
           if (!c.offered(c.table().delta_rule)) return;
           float* const memory = c.room<float>(before.size());
           const AssayDeltaRule a{c.up(q), c.up(k), c.up(v), c.up(beta), c.up(decay), c.room<float>(v.size()), kRows, k_heads,
-                                 {kEntries, 0, 0, v_heads, d_k, d_v, stride, nullptr, c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), 3}};
+                                 {kEntries, 0, 0, v_heads, d_k, d_v, stride, nullptr, c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), 3},
+                                 nullptr, nullptr, nullptr, nullptr, 0, 0};
           if (!c.ran(c.table().delta_rule(c.handle(), &a))) return;
           got = c.down(a.y, got.size());
           got_states = c.down(memory, got_states.size());
         }
         b.same("element", want, got, v_heads * d_v);
         b.same("state", states, got_states, stride);
+      }
+}
+
+/// The recurrence with what makes its operands: l2 norms, columns, sigmoid, decay, then delta_rule.
+void fused_recurrence_on_device(KernelBench& b, OnDevice* device) {
+  for (int64_t d_k : {1, 16, 24, 32, 33, 64, 96, 128, 160, 192, 224, 256})
+    for (int64_t d_v : {5, 64})
+      for (Values kind : {Values::normal, Values::mixed, Values::non_finite}) {
+        const int64_t rows = 1 + (d_k + d_v + int64_t(kind)) % 14, k_heads = 1 + d_k % 3, v_heads = 2 * k_heads, keys = k_heads * d_k,
+                      values = v_heads * d_v, channels = 2 * keys + values, floats = v_heads * d_k * d_v;
+        if (!b.next(fmt::format("{} by {}, {} of {} heads, {} rows, {}", d_k, d_v, k_heads, v_heads, rows, name_of(kind)))) continue;
+        const std::vector<float> x = kernel_values(b.rng(), size_t(rows * channels), kind), beta = kernel_values(b.rng(), size_t(rows * v_heads), kind),
+                                 decay = kernel_values(b.rng(), beta.size(), kind), w = kernel_values(b.rng(), size_t(2 * v_heads), Values::normal),
+                                 before = kernel_values(b.rng(), size_t(2 * floats), Values::normal);
+        // Two sequences where there are rows for them, the later one's state in front.
+        const int64_t first = rows > 2 ? rows / 3 : rows;
+        std::vector<RowSpan> spans = {{1, 0, first}};
+        if (first < rows) spans.push_back({0, first, rows - first});
+        const float scale = float(1.0 / std::sqrt(double(d_k)));
+        std::vector<float> q = unwritten(size_t(rows * keys)), k = q, v, open = unwritten(beta.size()), kept = open, want = unwritten(size_t(rows * values)),
+                           states = before;
+        b.scalar.l2_norm({x.data(), q.data(), channels, k_heads, d_k, scale}, 0, rows);
+        b.scalar.l2_norm({x.data() + keys, k.data(), channels, k_heads, d_k, 1.0f}, 0, rows);
+        for (int64_t r = 0; r < rows; r++) v.insert(v.end(), x.begin() + r * channels + 2 * keys, x.begin() + (r + 1) * channels);
+        b.scalar.sigmoid({beta.data(), open.data(), v_heads}, 0, rows);
+        b.scalar.decay({decay.data(), w.data(), kept.data(), v_heads}, 0, rows);
+        b.scalar.delta_rule({q.data(), k.data(), v.data(), open.data(), kept.data(), want.data(), states.data(), spans.data(), k_heads, v_heads, d_k, d_v}, 0,
+                            int64_t(spans.size()) * v_heads * delta_blocks(d_v));
+        std::vector<float> got = want, got_states = states;
+        if (device) {
+          DeviceCall c(*device, "delta_rule");
+          if (!c.offered(c.table().delta_rule)) return;
+          std::vector<AssaySpan> on;
+          std::vector<int32_t> after(size_t(rows), -1);
+          for (const RowSpan& s : spans) {
+            on.push_back({s.slot, 0, s.first, s.rows});
+            after[size_t(s.first + s.rows - 1)] = s.slot;
+          }
+          float* const memory = c.room<float>(before.size());
+          AssayDeltaRule a{};
+          a.y = c.room<float>(want.size());
+          a.rows = rows, a.k_heads = k_heads;
+          a.states = {2, 4, channels, v_heads, d_k, d_v, floats, nullptr, c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), int64_t(on.size())};
+          a.conv = c.up(x), a.b = c.up(beta), a.a = c.up(decay), a.decay_w = c.up(w);
+          a.scale = scale;
+          if (!c.ran(c.table().delta_rule(c.handle(), &a))) return;
+          got = c.down(a.y, got.size());
+          got_states = c.down(memory, got_states.size());
+        }
+        b.same("element", want, got, values);
+        b.same("state", states, got_states, floats);
       }
 }
 

@@ -371,6 +371,7 @@ constexpr DeviceOp kDeviceOps[] = {
     {"expert_linear", 150, "linear or quant_linear of each row alone, with its expert's rows", expert_linear_on_device},
     {"fused_mixture", 60, "topk and topk_weights; expert_linear and silu_mul; expert_sum or gated_add and add", fused_mixture_on_device},
     {"kept_states", 60, "conv and delta_rule, row after row", kept_states_on_device},
+    {"fused_recurrence", 140, "l2_norm of q and k, columns, sigmoid, decay, delta_rule", fused_recurrence_on_device},
     {"columns", 20, "copies of columns", columns_on_device},
 };
 
