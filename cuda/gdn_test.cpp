@@ -1,5 +1,5 @@
-// The ops of gated DeltaNet layers and of gated attention, byte for byte against the scalar kernels of engine/ops: outputs, and the
-// states that conv and delta_rule leave.
+// The ops of gated DeltaNet layers and of gated attention, byte for byte against the scalar kernels of engine/ops:
+// outputs, and the states that conv and delta_rule leave.
 #include <algorithm>
 
 #include "cuda/test_support.h"
@@ -8,8 +8,12 @@ namespace assay::test {
 namespace {
 
 constexpr Inputs kInputs[] = {Inputs::plain, Inputs::wide, Inputs::special};
-const Kernels& cpu() { return kernels(Isa::scalar); }
-std::vector<float> poisoned(int64_t n) { return std::vector<float>(size_t(n), std::numeric_limits<float>::quiet_NaN()); }
+const Kernels& cpu() {
+  return kernels(Isa::scalar);
+}
+std::vector<float> poisoned(int64_t n) {
+  return std::vector<float>(size_t(n), std::numeric_limits<float>::quiet_NaN());
+}
 
 TEST(CudaGdn, NormsPerHeadHaveTheBytesOfTheScalar) {
   Rng rng = seeded(401);
@@ -17,13 +21,14 @@ TEST(CudaGdn, NormsPerHeadHaveTheBytesOfTheScalar) {
     for (Inputs kind : kInputs) {
       const int64_t rows = uniform(rng, 1, 4), heads = uniform(rng, 1, 9), wide = heads * dim + uniform(rng, 0, 7);
       const int64_t first = wide - heads * dim, stride = dim + uniform(rng, 0, 5), n = rows * heads * dim;
-      const auto x = inputs(rng, rows * wide, kind), w = inputs(rng, dim), z = inputs(rng, n, kind), core = inputs(rng, n, kind),
-                 apart = inputs(rng, rows * heads * stride, kind);
+      const auto x = inputs(rng, rows * wide, kind), w = inputs(rng, dim), z = inputs(rng, n, kind),
+                 core = inputs(rng, n, kind), apart = inputs(rng, rows * heads * stride, kind);
       const float scale = float(1.0 / std::sqrt(double(dim))), eps = 1e-6f;
       auto l2 = poisoned(n), gated = l2, rms = l2;
       cpu().l2_norm({x.data() + first, l2.data(), wide, heads, dim, scale}, 0, rows);
       cpu().gated_norm({core.data(), z.data(), w.data(), gated.data(), heads, dim, eps}, 0, rows);
-      cpu().head_norm({apart.data(), w.data(), rms.data(), heads * dim, heads, dim, eps, heads * stride, stride}, 0, rows);
+      cpu().head_norm({apart.data(), w.data(), rms.data(), heads * dim, heads, dim, eps, heads * stride, stride}, 0,
+                      rows);
       const Device d;
       const Buffer<float> dx(d, x), dw(d, w), dz(d, z), dcore(d, core), dapart(d, apart), y(d, size_t(n));
       const AssayL2Norm a{dx.get() + first, y.get(), rows, wide, heads, dim, scale, 0};
@@ -87,7 +92,8 @@ TEST(CudaGdn, ColumnsGoWhereTheirRunsSay) {
   EXPECT_EQ(d.module().columns(d, &c), ASSAY_REFUSED);
 }
 
-/// Sequences of some rows each, in slots of their own, and where their states go: entries of a device, slots of the host.
+/// Sequences of some rows each, in slots of their own, and where their states go: entries of a device, slots of the
+/// host.
 struct Sequences {
   std::vector<RowSpan> spans;
   std::vector<AssaySpan> on_device;
@@ -100,7 +106,8 @@ struct Sequences {
       on_device.push_back({slots++, 0, rows, n});
       rows += n;
     }
-    std::shuffle(spans.begin(), spans.end(), rng);  // in which slot a sequence is has nothing to do with its place in the pass
+    std::shuffle(spans.begin(), spans.end(),
+                 rng);  // in which slot a sequence is has nothing to do with its place in the pass
     for (size_t i = 0; i < spans.size(); i++) on_device[i] = {spans[i].slot, 0, spans[i].first, spans[i].rows};
     entries = slots;
     after.assign(size_t(rows), -1);
@@ -117,7 +124,8 @@ struct StateShape {
   int64_t width, channels, k_heads, v_heads, d_k, d_v;
 };
 
-/// A pass over `q` by the scalar kernels, row after row, and by the device: outputs and the state behind every row that is kept.
+/// A pass over `q` by the scalar kernels, row after row, and by the device: outputs and the state behind every row that
+/// is kept.
 void check_conv(Rng& rng, const StateShape& s, const Sequences& q, Inputs kind) {
   const int64_t n = q.rows * s.channels, floats = s.width * s.channels, stride = floats + 64;
   const auto x = inputs(rng, n, kind), w = inputs(rng, floats);
@@ -128,7 +136,8 @@ void check_conv(Rng& rng, const StateShape& s, const Sequences& q, Inputs kind) 
     std::vector<float> state(&states[size_t(span.slot * stride)], &states[size_t(span.slot * stride)] + floats);
     for (int64_t r = 0; r < span.rows; r++) {
       const RowSpan one{0, span.first + r, 1};
-      cpu().conv({x.data(), w.data(), want.data(), state.data(), &one, s.channels, s.width}, 0, conv_blocks(s.channels));
+      cpu().conv({x.data(), w.data(), want.data(), state.data(), &one, s.channels, s.width}, 0,
+                 conv_blocks(s.channels));
       if (const int32_t entry = q.after[size_t(span.first + r)]; entry >= 0)
         std::copy(state.begin(), state.end(), &want_states[size_t(entry * stride)]);
     }
@@ -137,12 +146,14 @@ void check_conv(Rng& rng, const StateShape& s, const Sequences& q, Inputs kind) 
   const Buffer<float> dx(d, x), dw(d, w), dy(d, size_t(n)), ds(d, states);
   const Buffer<AssaySpan> spans(d, q.on_device);
   const Buffer<int32_t> after(d, q.after);
-  const AssayStates on{q.entries, s.width, s.channels, 0, 0, 0, stride, ds.get(), nullptr, spans.get(), after.get(), int64_t(q.spans.size())};
+  const AssayStates on{q.entries, s.width,  s.channels, 0,           0,           0,
+                       stride,    ds.get(), nullptr,    spans.get(), after.get(), int64_t(q.spans.size())};
   const AssayConv a{dx.get(), dw.get(), dy.get(), q.rows, on};
   d.ok(d.module().conv(d, &a));
   EXPECT_TRUE(same_rows(dy.download(), want, s.channels)) << "width " << s.width << ", channels " << s.channels;
   const auto got = ds.download();
-  EXPECT_EQ(std::memcmp(got.data(), want_states.data(), got.size() * sizeof(float)), 0) << "states, width " << s.width << ", channels " << s.channels;
+  EXPECT_EQ(std::memcmp(got.data(), want_states.data(), got.size() * sizeof(float)), 0)
+      << "states, width " << s.width << ", channels " << s.channels;
 }
 
 TEST(CudaGdn, ConvHasTheBytesOfTheScalarAndLeavesItsState) {
@@ -151,13 +162,15 @@ TEST(CudaGdn, ConvHasTheBytesOfTheScalarAndLeavesItsState) {
     for (bool all_kept : {false, true})
       for (int64_t channels : {1, 40, 130})
         check_conv(rng, {width, channels, 0, 0, 0, 0}, {rng, {1, 5, 2}, all_kept}, kInputs[uniform(rng, 0, 2)]);
-  for (int64_t rows : {31, 32, 33, 64, 70}) check_conv(rng, {4, 33, 0, 0, 0, 0}, {rng, {rows, 3, 35}, rows % 2 == 0}, kInputs[rows % 3]);
+  for (int64_t rows : {31, 32, 33, 64, 70})
+    check_conv(rng, {4, 33, 0, 0, 0, 0}, {rng, {rows, 3, 35}, rows % 2 == 0}, kInputs[rows % 3]);
 }
 
 void check_delta_rule(Rng& rng, const StateShape& s, const Sequences& q, Inputs kind) {
-  const int64_t keys = s.k_heads * s.d_k, values = s.v_heads * s.d_v, floats = s.v_heads * s.d_k * s.d_v, stride = floats + 64;
-  const auto query = inputs(rng, q.rows * keys, kind), key = inputs(rng, q.rows * keys, kind), v = inputs(rng, q.rows * values, kind),
-             beta = inputs(rng, q.rows * s.v_heads);
+  const int64_t keys = s.k_heads * s.d_k, values = s.v_heads * s.d_v, floats = s.v_heads * s.d_k * s.d_v,
+                stride = floats + 64;
+  const auto query = inputs(rng, q.rows * keys, kind), key = inputs(rng, q.rows * keys, kind),
+             v = inputs(rng, q.rows * values, kind), beta = inputs(rng, q.rows * s.v_heads);
   auto decay = inputs(rng, q.rows * s.v_heads, kind);
   for (float& g : decay) g = kind == Inputs::plain ? -std::fabs(g) : g;
   auto states = inputs(rng, q.entries * stride);
@@ -166,20 +179,25 @@ void check_delta_rule(Rng& rng, const StateShape& s, const Sequences& q, Inputs 
     std::vector<float> state(&states[size_t(span.slot * stride)], &states[size_t(span.slot * stride)] + floats);
     for (int64_t r = 0; r < span.rows; r++) {
       const RowSpan one{0, span.first + r, 1};
-      cpu().delta_rule({query.data(), key.data(), v.data(), beta.data(), decay.data(), want.data(), state.data(), &one, s.k_heads, s.v_heads, s.d_k, s.d_v},
+      cpu().delta_rule({query.data(), key.data(), v.data(), beta.data(), decay.data(), want.data(), state.data(), &one,
+                        s.k_heads, s.v_heads, s.d_k, s.d_v},
                        0, s.v_heads * delta_blocks(s.d_v));
       if (const int32_t entry = q.after[size_t(span.first + r)]; entry >= 0)
         std::copy(state.begin(), state.end(), &want_states[size_t(entry * stride)]);
     }
   }
   const Device d;
-  const Buffer<float> dq(d, query), dk(d, key), dv(d, v), dbeta(d, beta), ddecay(d, decay), dy(d, want.size()), ds(d, states);
+  const Buffer<float> dq(d, query), dk(d, key), dv(d, v), dbeta(d, beta), ddecay(d, decay), dy(d, want.size()),
+      ds(d, states);
   const Buffer<AssaySpan> spans(d, q.on_device);
   const Buffer<int32_t> after(d, q.after);
-  const AssayStates on{q.entries, 0, 0, s.v_heads, s.d_k, s.d_v, stride, nullptr, ds.get(), spans.get(), after.get(), int64_t(q.spans.size())};
-  const AssayDeltaRule a{dq.get(), dk.get(), dv.get(), dbeta.get(), ddecay.get(), dy.get(), q.rows, s.k_heads, on, nullptr, nullptr, nullptr, nullptr, 0, 0};
+  const AssayStates on{q.entries, 0,       0,        s.v_heads,   s.d_k,       s.d_v,
+                       stride,    nullptr, ds.get(), spans.get(), after.get(), int64_t(q.spans.size())};
+  const AssayDeltaRule a{dq.get(), dk.get(), dv.get(), dbeta.get(), ddecay.get(), dy.get(), q.rows, s.k_heads,
+                         on,       nullptr,  nullptr,  nullptr,     nullptr,      0,        0};
   d.ok(d.module().delta_rule(d, &a));
-  EXPECT_TRUE(same_rows(dy.download(), want, values)) << s.d_k << " x " << s.d_v << ", heads " << s.k_heads << "/" << s.v_heads;
+  EXPECT_TRUE(same_rows(dy.download(), want, values))
+      << s.d_k << " x " << s.d_v << ", heads " << s.k_heads << "/" << s.v_heads;
   const auto got = ds.download();
   EXPECT_EQ(std::memcmp(got.data(), want_states.data(), got.size() * sizeof(float)), 0)
       << "states, " << s.d_k << " x " << s.d_v << ", heads " << s.k_heads << "/" << s.v_heads;
@@ -190,9 +208,11 @@ TEST(CudaGdn, DeltaRuleHasTheBytesOfTheScalarAndLeavesItsState) {
   for (int64_t d_k : {1, 16, 31, 32, 33, 64, 96, 100, 128, 129, 160, 192, 200, 224, 256})
     for (Inputs kind : kInputs) {
       const int64_t k_heads = uniform(rng, 1, 2), group = uniform(rng, 1, 3);
-      check_delta_rule(rng, {0, 0, k_heads, k_heads * group, d_k, uniform(rng, 1, 40)}, {rng, {1, 3}, kind == Inputs::wide}, kind);
+      check_delta_rule(rng, {0, 0, k_heads, k_heads * group, d_k, uniform(rng, 1, 40)},
+                       {rng, {1, 3}, kind == Inputs::wide}, kind);
     }
-  for (int64_t rows : {4, 5, 8, 9, 13}) check_delta_rule(rng, {0, 0, 1, 2, 32, 33}, {rng, {rows, 2, 7}, rows % 2 == 0}, kInputs[rows % 3]);
+  for (int64_t rows : {4, 5, 8, 9, 13})
+    check_delta_rule(rng, {0, 0, 1, 2, 32, 33}, {rng, {rows, 2, 7}, rows % 2 == 0}, kInputs[rows % 3]);
 }
 
 TEST(CudaGdn, WhatItCantDoIsRefused) {

@@ -1,5 +1,5 @@
-// The ops of a mixture of experts, byte for byte against the scalar kernels of engine/ops; products by expert against the product
-// of each row alone with its expert's rows of the matrix.
+// The ops of a mixture of experts, byte for byte against the scalar kernels of engine/ops; products by expert against
+// the product of each row alone with its expert's rows of the matrix.
 #include <algorithm>
 #include <numeric>
 
@@ -9,8 +9,12 @@ namespace assay::test {
 namespace {
 
 constexpr Inputs kInputs[] = {Inputs::plain, Inputs::wide, Inputs::special};
-const Kernels& cpu() { return kernels(Isa::scalar); }
-std::vector<float> poisoned(int64_t n) { return std::vector<float>(size_t(n), std::numeric_limits<float>::quiet_NaN()); }
+const Kernels& cpu() {
+  return kernels(Isa::scalar);
+}
+std::vector<float> poisoned(int64_t n) {
+  return std::vector<float>(size_t(n), std::numeric_limits<float>::quiet_NaN());
+}
 
 TEST(CudaMoe, RouterHasTheIdsAndWeightsOfTheScalar) {
   Rng rng = seeded(411);
@@ -49,7 +53,8 @@ TEST(CudaMoe, SumsHaveTheBytesOfTheScalar) {
   for (int64_t columns : {1, 31, 255, 256, 257, 600})
     for (Inputs kind : kInputs) {
       const int64_t rows = uniform(rng, 1, 5), chosen = uniform(rng, 1, 10), n = rows * columns;
-      const auto x = inputs(rng, n * chosen, kind), w = inputs(rng, rows * chosen), residual = inputs(rng, n), shared = inputs(rng, n, kind);
+      const auto x = inputs(rng, n * chosen, kind), w = inputs(rng, rows * chosen), residual = inputs(rng, n),
+                 shared = inputs(rng, n, kind);
       auto gate = inputs(rng, rows, kind);
       for (float& g : gate) g *= 40;
       auto sum = poisoned(n), gated = sum, sum_added = sum, gated_added = sum;
@@ -58,7 +63,8 @@ TEST(CudaMoe, SumsHaveTheBytesOfTheScalar) {
       cpu().add({residual.data(), sum.data(), sum_added.data(), columns}, 0, rows);
       cpu().add({residual.data(), gated.data(), gated_added.data(), columns}, 0, rows);
       const Device d;
-      const Buffer<float> dx(d, x), dw(d, w), dr(d, residual), dshared(d, shared), dgate(d, gate), dsum(d, size_t(n)), y(d, size_t(n));
+      const Buffer<float> dx(d, x), dw(d, w), dr(d, residual), dshared(d, shared), dgate(d, gate), dsum(d, size_t(n)),
+          y(d, size_t(n));
       AssayExpertSum a{dw.get(), dx.get(), dsum.get(), rows, chosen, columns, nullptr};
       d.ok(d.module().expert_sum(d, &a));
       EXPECT_TRUE(same_rows(dsum.download(), sum, columns));
@@ -104,11 +110,13 @@ std::vector<float> alone(const ExpertCase& c, const Matrix& all, int64_t e, cons
 }
 
 void check_experts(Rng& rng, const ExpertCase& c) {
-  const std::string what = joined(name_of(c.type), " kind ", c.activations, ", ", c.chosen, " of ", c.experts, ", [", c.outputs, ", ", c.columns,
-                                  "], rows ", c.rows, c.by_rank ? " by rank" : "", c.gated ? " gated" : "", ", matrices ", c.count);
+  const std::string what = joined(name_of(c.type), " kind ", c.activations, ", ", c.chosen, " of ", c.experts, ", [",
+                                  c.outputs, ", ", c.columns, "], rows ", c.rows, c.by_rank ? " by rank" : "",
+                                  c.gated ? " gated" : "", ", matrices ", c.count);
   const int64_t pairs = c.rows * c.chosen;
   std::vector<HostWeight> w;
-  for (int i = 0; i < c.count; i++) w.push_back(random_weight(rng, c.type, c.experts * (c.outputs + (c.gated ? 0 : 3 * i)), c.columns));
+  for (int i = 0; i < c.count; i++)
+    w.push_back(random_weight(rng, c.type, c.experts * (c.outputs + (c.gated ? 0 : 3 * i)), c.columns));
   const auto x = inputs(rng, (c.by_rank ? pairs : c.rows) * c.columns, c.kind);
   std::vector<float> order(static_cast<size_t>(c.experts)), ids;
   std::iota(order.begin(), order.end(), 0.0f);
@@ -122,7 +130,8 @@ void check_experts(Rng& rng, const ExpertCase& c) {
     want.push_back(poisoned(pairs * outputs));
     for (int64_t i = 0; i < pairs; i++) {
       if (ids[size_t(i)] < 0) continue;
-      const auto y = alone(c, m.matrix, int64_t(ids[size_t(i)]), &x[size_t((c.by_rank ? i : i / c.chosen) * c.columns)]);
+      const auto y =
+          alone(c, m.matrix, int64_t(ids[size_t(i)]), &x[size_t((c.by_rank ? i : i / c.chosen) * c.columns)]);
       std::copy(y.begin(), y.end(), &want.back()[size_t(i * outputs)]);
     }
   }
@@ -151,7 +160,8 @@ void check_experts(Rng& rng, const ExpertCase& c) {
   none.rows = 0;
   d.ok(d.module().expert_linear(d, &none));
   d.ok(d.module().expert_linear(d, &a));
-  for (size_t i = 0; i < want.size(); i++) EXPECT_TRUE(same_rows(y[i].download(), want[i], int64_t(want[i].size()) / pairs)) << what << ", matrix " << i;
+  for (size_t i = 0; i < want.size(); i++)
+    EXPECT_TRUE(same_rows(y[i].download(), want[i], int64_t(want[i].size()) / pairs)) << what << ", matrix " << i;
 }
 
 TEST(CudaMoe, QuantisedProductsByExpertAreThoseOfEachRowAlone) {
@@ -162,10 +172,14 @@ TEST(CudaMoe, QuantisedProductsByExpertAreThoseOfEachRowAlone) {
   for (WeightType type : kTypes)
     for (int32_t kind : {ASSAY_ACTIVATIONS_S16, ASSAY_ACTIVATIONS_S8})
       for (int64_t rows : {1, 4, 5, 21}) {
-        const int64_t block = std::max<int64_t>(block_elements(type), 32), experts = 1 + turn % 7, chosen = 1 + turn % std::min<int64_t>(experts, 3);
+        const int64_t block = std::max<int64_t>(block_elements(type), 32), experts = 1 + turn % 7,
+                      chosen = 1 + turn % std::min<int64_t>(experts, 3);
         const int64_t columns = turn % 5 == 4 ? 1280 / block * block : block * (1 + turn % 3);
-        check_experts(rng, {type, kind, experts, chosen, uniform(rng, 1, 40), columns, rows, turn % 2 == 1, false, 1 + turn % 3 / 2, kInputs[turn % 3]});
-        if (rows == 1) check_experts(rng, {type, kind, 5, 4, uniform(rng, 1, 40), columns, 1, turn % 3 == 1, true, 2, kInputs[turn % 3]});
+        check_experts(rng, {type, kind, experts, chosen, uniform(rng, 1, 40), columns, rows, turn % 2 == 1, false,
+                            1 + turn % 3 / 2, kInputs[turn % 3]});
+        if (rows == 1)
+          check_experts(rng,
+                        {type, kind, 5, 4, uniform(rng, 1, 40), columns, 1, turn % 3 == 1, true, 2, kInputs[turn % 3]});
         turn++;
       }
   // More experts than a warp has threads, more pairs than an expert's chunk.
@@ -179,8 +193,10 @@ TEST(CudaMoe, ProductsOfTheFloatRuleByExpertAreThoseOfEachRowAlone) {
   for (WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q4_0, WeightType::q6_k})
     for (int64_t rows : {1, 4, 9, 30})
       for (bool by_rank : {false, true}) {
-        const int64_t columns = is_quantised(type) ? 256 * (1 + turn % 2) : 31 + 250 * (turn % 3) + turn % 2, experts = 2 + turn % 9;
-        check_experts(rng, {type, ASSAY_ACTIVATIONS_F32, experts, 1 + turn % 2, uniform(rng, 1, 11), columns, rows, by_rank, false, 1 + turn % 2, kInputs[turn % 3]});
+        const int64_t columns = is_quantised(type) ? 256 * (1 + turn % 2) : 31 + 250 * (turn % 3) + turn % 2,
+                      experts = 2 + turn % 9;
+        check_experts(rng, {type, ASSAY_ACTIVATIONS_F32, experts, 1 + turn % 2, uniform(rng, 1, 11), columns, rows,
+                            by_rank, false, 1 + turn % 2, kInputs[turn % 3]});
         turn++;
       }
 }

@@ -1,5 +1,5 @@
-// Kernel scope on a device: products by expert and the fused forms of a mixture, states that are kept behind every row, columns. As
-// in device_ops.cpp, each against the bytes of the scalar ops that it stands for.
+// Kernel scope on a device: products by expert and the fused forms of a mixture, states that are kept behind every row,
+// columns. As in device_ops.cpp, each against the bytes of the scalar ops that it stands for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,8 @@ struct Experts {
 };
 
 /// Each pair alone by the scalar kernels: what others choose must not show.
-std::vector<float> alone(KernelBench& b, const Experts& s, const Matrix& w, const std::vector<float>& x, const std::vector<float>& ids) {
+std::vector<float> alone(KernelBench& b, const Experts& s, const Matrix& w, const std::vector<float>& x,
+                         const std::vector<float>& ids) {
   const int64_t outputs = w.rows / s.experts;
   std::vector<float> out = unwritten(ids.size() * size_t(outputs));
   for (size_t i = 0; i < ids.size(); i++) {
@@ -37,7 +38,8 @@ std::vector<float> alone(KernelBench& b, const Experts& s, const Matrix& w, cons
     const Matrix own = expert_of(w, s.experts, int64_t(ids[i]));
     const float* from = x.data() + (s.by_rank ? int64_t(i) : int64_t(i) / s.chosen) * s.columns;
     const std::vector<float> row(from, from + s.columns);
-    const std::vector<float> y = quantised_product(b.scalar, own, row, 1, is_quantised(s.type) ? s.kind : Activations::f32, nullptr, 0);
+    const std::vector<float> y =
+        quantised_product(b.scalar, own, row, 1, is_quantised(s.type) ? s.kind : Activations::f32, nullptr, 0);
     std::copy(y.begin(), y.end(), out.begin() + int64_t(i) * outputs);
   }
   return out;
@@ -46,8 +48,10 @@ std::vector<float> alone(KernelBench& b, const Experts& s, const Matrix& w, cons
 void run_experts(KernelBench& b, OnDevice* device, const Experts& s) {
   std::vector<StoredMatrix> w;
   for (int i = 0; i < s.count; i++)
-    w.push_back(stored_matrix(b.rng(), s.type, s.experts * (s.outputs + (s.gated ? 0 : 5 * i)), s.columns, Values::normal));
-  const std::vector<float> x = kernel_values(b.rng(), size_t(s.rows * (s.by_rank ? s.chosen : 1) * s.columns), s.values);
+    w.push_back(
+        stored_matrix(b.rng(), s.type, s.experts * (s.outputs + (s.gated ? 0 : 5 * i)), s.columns, Values::normal));
+  const std::vector<float> x =
+      kernel_values(b.rng(), size_t(s.rows * (s.by_rank ? s.chosen : 1) * s.columns), s.values);
   std::vector<float> order(static_cast<size_t>(s.experts)), ids;
   std::iota(order.begin(), order.end(), 0.0f);
   for (int64_t t = 0; t < s.rows; t++) {
@@ -81,18 +85,20 @@ void run_experts(KernelBench& b, OnDevice* device, const Experts& s) {
     for (size_t i = 0; i < got.size(); i++) got[i] = c.down(a.y[i], got[i].size());
   }
   for (size_t i = 0; i < want.size(); i++)
-    b.same(fmt::format("matrix {}, element", i).c_str(), want[i], got[i], int64_t(want[i].size()) / (s.rows * s.chosen));
+    b.same(fmt::format("matrix {}, element", i).c_str(), want[i], got[i],
+           int64_t(want[i].size()) / (s.rows * s.chosen));
 }
 
 void one_of_experts(KernelBench& b, OnDevice* device, const Experts& s) {
-  if (b.next(fmt::format("{} {}, {} of {} experts [{}, {}], {} rows{}{}, matrices {}, crowd {}, x {}", name_of(s.type), name_of(s.kind), s.chosen,
-                         s.experts, s.outputs, s.columns, s.rows, s.by_rank ? " by rank" : "", s.gated ? ", gated" : "", s.count, s.crowd,
-                         name_of(s.values))))
+  if (b.next(fmt::format("{} {}, {} of {} experts [{}, {}], {} rows{}{}, matrices {}, crowd {}, x {}", name_of(s.type),
+                         name_of(s.kind), s.chosen, s.experts, s.outputs, s.columns, s.rows,
+                         s.by_rank ? " by rank" : "", s.gated ? ", gated" : "", s.count, s.crowd, name_of(s.values))))
     run_experts(b, device, s);
 }
 
-constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1,
-                                 WeightType::q5_0, WeightType::q5_1, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
+constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16, WeightType::q8_0,
+                                 WeightType::q4_0, WeightType::q4_1, WeightType::q5_0, WeightType::q5_1,
+                                 WeightType::q4_k, WeightType::q5_k, WeightType::q6_k};
 
 }  // namespace
 
@@ -103,19 +109,26 @@ void expert_linear_on_device(KernelBench& b, OnDevice* device) {
       if (!is_quantised(type) && kind != Activations::f32) continue;
       const int64_t block = is_quantised(type) ? std::max<int64_t>(block_elements(type), 32) : 31;
       for (int64_t rows : {1, 3, 5, 33}) {
-        const int64_t experts = std::array{1, 2, 4, 16, 40}[size_t(turn % 5)], chosen = std::min<int64_t>(experts, 1 + turn % 3);
-        one_of_experts(b, device, {type, kind, experts, chosen, std::array{1, 7, 16, 24, 40}[size_t(turn / 2 % 5)], block * (1 + turn % 3), rows,
-                                   1 + turn % 2, turn % 4 > 1, false, turn % 3, kAllValues[turn % int(std::size(kAllValues))]});
+        const int64_t experts = std::array{1, 2, 4, 16, 40}[size_t(turn % 5)],
+                      chosen = std::min<int64_t>(experts, 1 + turn % 3);
+        one_of_experts(
+            b, device,
+            {type, kind, experts, chosen, std::array{1, 7, 16, 24, 40}[size_t(turn / 2 % 5)], block * (1 + turn % 3),
+             rows, 1 + turn % 2, turn % 4 > 1, false, turn % 3, kAllValues[turn % int(std::size(kAllValues))]});
         turn++;
       }
     }
   // Rows of several quads of blocks; more experts than one choice of a row, many pairs of one expert.
   for (int64_t rows : {1, 9}) {
-    one_of_experts(b, device, {WeightType::q4_0, Activations::s16, 3, 2, 33, 2304, rows, 1, true, false, 0, Values::mixed});
-    one_of_experts(b, device, {WeightType::q6_k, Activations::s8, 3, 2, 9, 1280, rows, 2, false, false, 0, Values::normal});
-    one_of_experts(b, device, {WeightType::q4_k, Activations::s16, 128, 8, 5, 256, rows, 2, false, false, 0, Values::normal});
+    one_of_experts(b, device,
+                   {WeightType::q4_0, Activations::s16, 3, 2, 33, 2304, rows, 1, true, false, 0, Values::mixed});
+    one_of_experts(b, device,
+                   {WeightType::q6_k, Activations::s8, 3, 2, 9, 1280, rows, 2, false, false, 0, Values::normal});
+    one_of_experts(b, device,
+                   {WeightType::q4_k, Activations::s16, 128, 8, 5, 256, rows, 2, false, false, 0, Values::normal});
   }
-  one_of_experts(b, device, {WeightType::q4_0, Activations::s16, 8, 2, 32, 64, 150, 2, false, false, 2, Values::normal});
+  one_of_experts(b, device,
+                 {WeightType::q4_0, Activations::s16, 8, 2, 32, 64, 150, 2, false, false, 2, Values::normal});
 }
 
 void fused_mixture_on_device(KernelBench& b, OnDevice* device) {
@@ -124,7 +137,9 @@ void fused_mixture_on_device(KernelBench& b, OnDevice* device) {
     if (!is_quantised(type)) continue;
     for (Activations kind : {Activations::s16, Activations::s8}) {
       const int64_t columns = std::max<int64_t>(block_elements(type), 32) * (1 + turn % 5);
-      one_of_experts(b, device, {type, kind, 6, 3, 1 + 13 * (turn % 4), columns, 1, 2, false, true, turn % 3, kAllValues[turn % int(std::size(kAllValues))]});
+      one_of_experts(b, device,
+                     {type, kind, 6, 3, 1 + 13 * (turn % 4), columns, 1, 2, false, true, turn % 3,
+                      kAllValues[turn % int(std::size(kAllValues))]});
       turn++;
     }
   }
@@ -141,7 +156,8 @@ void fused_mixture_on_device(KernelBench& b, OnDevice* device) {
       if (device) {
         DeviceCall c(*device, "topk");
         if (!c.offered(c.table().topk)) return;
-        const AssayRouter a{c.up(x), c.room<float>(ids.size()), c.room<float>(ids.size()), rows, experts, chosen, normalised, 0};
+        const AssayRouter a{
+            c.up(x), c.room<float>(ids.size()), c.room<float>(ids.size()), rows, experts, chosen, normalised, 0};
         if (!c.ran(c.table().topk(c.handle(), &a))) return;
         got_ids = c.down(a.ids, ids.size());
         got = c.down(a.weights, ids.size());
@@ -153,8 +169,10 @@ void fused_mixture_on_device(KernelBench& b, OnDevice* device) {
     for (bool gated : {false, true}) {
       const int64_t rows = 3, chosen = 4, n = rows * columns;
       if (!b.next(fmt::format("{} and add, columns {}", gated ? "gated_add" : "expert_sum", columns))) continue;
-      const std::vector<float> x = kernel_values(b.rng(), size_t(n * (gated ? 1 : chosen)), Values::mixed), w = kernel_values(b.rng(), size_t(rows * chosen), Values::normal),
-                               shared = kernel_values(b.rng(), size_t(n), Values::normal), residual = kernel_values(b.rng(), size_t(n), Values::normal);
+      const std::vector<float> x = kernel_values(b.rng(), size_t(n * (gated ? 1 : chosen)), Values::mixed),
+                               w = kernel_values(b.rng(), size_t(rows * chosen), Values::normal),
+                               shared = kernel_values(b.rng(), size_t(n), Values::normal),
+                               residual = kernel_values(b.rng(), size_t(n), Values::normal);
       std::vector<float> sum = unwritten(size_t(n)), want = sum;
       if (gated)
         b.scalar.gated_add({w.data(), shared.data(), x.data(), sum.data(), columns}, 0, rows);
@@ -198,22 +216,28 @@ void kept_states_on_device(KernelBench& b, OnDevice* device) {
       for (Values kind : {Values::normal, Values::non_finite}) {
         if (!b.next(fmt::format("conv, channels {} width {}, {}", channels, width, name_of(kind)))) continue;
         const int64_t floats = width * channels, stride = floats + 32;
-        const std::vector<float> x = kernel_values(b.rng(), size_t(kRows * channels), kind), w = kernel_values(b.rng(), size_t(floats), Values::normal),
+        const std::vector<float> x = kernel_values(b.rng(), size_t(kRows * channels), kind),
+                                 w = kernel_values(b.rng(), size_t(floats), Values::normal),
                                  before = kernel_values(b.rng(), size_t(kEntries * stride), Values::normal);
         std::vector<float> want = unwritten(x.size()), states = before;
         const auto [on, after] = each(spans, 3, kRows, [&](const RowSpan& s, int64_t r, int32_t entry) {
           const int64_t from = r == 0 ? s.slot : entry - 1;
           std::copy_n(&states[size_t(from * stride)], floats, &states[size_t(entry * stride)]);
           const RowSpan one{0, s.first + r, 1};
-          b.scalar.conv({x.data(), w.data(), want.data(), &states[size_t(entry * stride)], &one, channels, width}, 0, conv_blocks(channels));
+          b.scalar.conv({x.data(), w.data(), want.data(), &states[size_t(entry * stride)], &one, channels, width}, 0,
+                        conv_blocks(channels));
         });
         std::vector<float> got = want, got_states = states;
         if (device) {
           DeviceCall c(*device, "conv");
           if (!c.offered(c.table().conv)) return;
           float* const memory = c.room<float>(before.size());
-          const AssayConv a{c.up(x), c.up(w), c.room<float>(x.size()), kRows,
-                            {kEntries, width, channels, 0, 0, 0, stride, c.filled(memory, before.data(), before.size()), nullptr, c.up(on), c.up(after), 3}};
+          const AssayConv a{c.up(x),
+                            c.up(w),
+                            c.room<float>(x.size()),
+                            kRows,
+                            {kEntries, width, channels, 0, 0, 0, stride, c.filled(memory, before.data(), before.size()),
+                             nullptr, c.up(on), c.up(after), 3}};
           if (!c.ran(c.table().conv(c.handle(), &a))) return;
           got = c.down(a.y, got.size());
           got_states = c.down(memory, got_states.size());
@@ -225,19 +249,22 @@ void kept_states_on_device(KernelBench& b, OnDevice* device) {
     for (int64_t d_v : {16, 33})
       for (Values kind : {Values::normal, Values::mixed, Values::non_finite}) {
         const int64_t k_heads = 1 + d_k % 2, v_heads = 2 * k_heads, floats = v_heads * d_k * d_v, stride = floats + 32;
-        if (!b.next(fmt::format("delta_rule, {} by {}, {} of {} heads, {}", d_k, d_v, k_heads, v_heads, name_of(kind)))) continue;
-        const std::vector<float> q = kernel_values(b.rng(), size_t(kRows * k_heads * d_k), Values::normal), k = kernel_values(b.rng(), q.size(), kind),
+        if (!b.next(fmt::format("delta_rule, {} by {}, {} of {} heads, {}", d_k, d_v, k_heads, v_heads, name_of(kind))))
+          continue;
+        const std::vector<float> q = kernel_values(b.rng(), size_t(kRows * k_heads * d_k), Values::normal),
+                                 k = kernel_values(b.rng(), q.size(), kind),
                                  v = kernel_values(b.rng(), size_t(kRows * v_heads * d_v), Values::normal),
                                  beta = kernel_values(b.rng(), size_t(kRows * v_heads), Values::normal),
                                  before = kernel_values(b.rng(), size_t(kEntries * stride), Values::normal);
-        std::vector<float> decay = kernel_values(b.rng(), beta.size(), Values::normal), want = unwritten(v.size()), states = before;
+        std::vector<float> decay = kernel_values(b.rng(), beta.size(), Values::normal), want = unwritten(v.size()),
+                           states = before;
         for (float& g : decay) g = g > 1 ? 100 : -std::fabs(g);  // one that the padding of d_k must not meet
         const auto [on, after] = each(spans, 3, kRows, [&](const RowSpan& s, int64_t r, int32_t entry) {
           const int64_t from = r == 0 ? s.slot : entry - 1;
           std::copy_n(&states[size_t(from * stride)], floats, &states[size_t(entry * stride)]);
           const RowSpan one{0, s.first + r, 1};
-          b.scalar.delta_rule({q.data(), k.data(), v.data(), beta.data(), decay.data(), want.data(), &states[size_t(entry * stride)], &one, k_heads,
-                               v_heads, d_k, d_v},
+          b.scalar.delta_rule({q.data(), k.data(), v.data(), beta.data(), decay.data(), want.data(),
+                               &states[size_t(entry * stride)], &one, k_heads, v_heads, d_k, d_v},
                               0, v_heads * delta_blocks(d_v));
         });
         std::vector<float> got = want, got_states = states;
@@ -245,9 +272,22 @@ void kept_states_on_device(KernelBench& b, OnDevice* device) {
           DeviceCall c(*device, "delta_rule");
           if (!c.offered(c.table().delta_rule)) return;
           float* const memory = c.room<float>(before.size());
-          const AssayDeltaRule a{c.up(q), c.up(k), c.up(v), c.up(beta), c.up(decay), c.room<float>(v.size()), kRows, k_heads,
-                                 {kEntries, 0, 0, v_heads, d_k, d_v, stride, nullptr, c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), 3},
-                                 nullptr, nullptr, nullptr, nullptr, 0, 0};
+          const AssayDeltaRule a{c.up(q),
+                                 c.up(k),
+                                 c.up(v),
+                                 c.up(beta),
+                                 c.up(decay),
+                                 c.room<float>(v.size()),
+                                 kRows,
+                                 k_heads,
+                                 {kEntries, 0, 0, v_heads, d_k, d_v, stride, nullptr,
+                                  c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), 3},
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 0,
+                                 0};
           if (!c.ran(c.table().delta_rule(c.handle(), &a))) return;
           got = c.down(a.y, got.size());
           got_states = c.down(memory, got_states.size());
@@ -262,26 +302,33 @@ void fused_recurrence_on_device(KernelBench& b, OnDevice* device) {
   for (int64_t d_k : {1, 16, 24, 32, 33, 64, 96, 128, 160, 192, 224, 256})
     for (int64_t d_v : {5, 64})
       for (Values kind : {Values::normal, Values::mixed, Values::non_finite}) {
-        const int64_t rows = 1 + (d_k + d_v + int64_t(kind)) % 14, k_heads = 1 + d_k % 3, v_heads = 2 * k_heads, keys = k_heads * d_k,
-                      values = v_heads * d_v, channels = 2 * keys + values, floats = v_heads * d_k * d_v;
-        if (!b.next(fmt::format("{} by {}, {} of {} heads, {} rows, {}", d_k, d_v, k_heads, v_heads, rows, name_of(kind)))) continue;
-        const std::vector<float> x = kernel_values(b.rng(), size_t(rows * channels), kind), beta = kernel_values(b.rng(), size_t(rows * v_heads), kind),
-                                 decay = kernel_values(b.rng(), beta.size(), kind), w = kernel_values(b.rng(), size_t(2 * v_heads), Values::normal),
+        const int64_t rows = 1 + (d_k + d_v + int64_t(kind)) % 14, k_heads = 1 + d_k % 3, v_heads = 2 * k_heads,
+                      keys = k_heads * d_k, values = v_heads * d_v, channels = 2 * keys + values,
+                      floats = v_heads * d_k * d_v;
+        if (!b.next(
+                fmt::format("{} by {}, {} of {} heads, {} rows, {}", d_k, d_v, k_heads, v_heads, rows, name_of(kind))))
+          continue;
+        const std::vector<float> x = kernel_values(b.rng(), size_t(rows * channels), kind),
+                                 beta = kernel_values(b.rng(), size_t(rows * v_heads), kind),
+                                 decay = kernel_values(b.rng(), beta.size(), kind),
+                                 w = kernel_values(b.rng(), size_t(2 * v_heads), Values::normal),
                                  before = kernel_values(b.rng(), size_t(2 * floats), Values::normal);
         // Two sequences where there are rows for them, the later one's state in front.
         const int64_t first = rows > 2 ? rows / 3 : rows;
         std::vector<RowSpan> spans = {{1, 0, first}};
         if (first < rows) spans.push_back({0, first, rows - first});
         const float scale = float(1.0 / std::sqrt(double(d_k)));
-        std::vector<float> q = unwritten(size_t(rows * keys)), k = q, v, open = unwritten(beta.size()), kept = open, want = unwritten(size_t(rows * values)),
-                           states = before;
+        std::vector<float> q = unwritten(size_t(rows * keys)), k = q, v, open = unwritten(beta.size()), kept = open,
+                           want = unwritten(size_t(rows * values)), states = before;
         b.scalar.l2_norm({x.data(), q.data(), channels, k_heads, d_k, scale}, 0, rows);
         b.scalar.l2_norm({x.data() + keys, k.data(), channels, k_heads, d_k, 1.0f}, 0, rows);
-        for (int64_t r = 0; r < rows; r++) v.insert(v.end(), x.begin() + r * channels + 2 * keys, x.begin() + (r + 1) * channels);
+        for (int64_t r = 0; r < rows; r++)
+          v.insert(v.end(), x.begin() + r * channels + 2 * keys, x.begin() + (r + 1) * channels);
         b.scalar.sigmoid({beta.data(), open.data(), v_heads}, 0, rows);
         b.scalar.decay({decay.data(), w.data(), kept.data(), v_heads}, 0, rows);
-        b.scalar.delta_rule({q.data(), k.data(), v.data(), open.data(), kept.data(), want.data(), states.data(), spans.data(), k_heads, v_heads, d_k, d_v}, 0,
-                            int64_t(spans.size()) * v_heads * delta_blocks(d_v));
+        b.scalar.delta_rule({q.data(), k.data(), v.data(), open.data(), kept.data(), want.data(), states.data(),
+                             spans.data(), k_heads, v_heads, d_k, d_v},
+                            0, int64_t(spans.size()) * v_heads * delta_blocks(d_v));
         std::vector<float> got = want, got_states = states;
         if (device) {
           DeviceCall c(*device, "delta_rule");
@@ -296,7 +343,10 @@ void fused_recurrence_on_device(KernelBench& b, OnDevice* device) {
           AssayDeltaRule a{};
           a.y = c.room<float>(want.size());
           a.rows = rows, a.k_heads = k_heads;
-          a.states = {2, 4, channels, v_heads, d_k, d_v, floats, nullptr, c.filled(memory, before.data(), before.size()), c.up(on), c.up(after), int64_t(on.size())};
+          a.states = {2,        4,           channels,
+                      v_heads,  d_k,         d_v,
+                      floats,   nullptr,     c.filled(memory, before.data(), before.size()),
+                      c.up(on), c.up(after), int64_t(on.size())};
           a.conv = c.up(x), a.b = c.up(beta), a.a = c.up(decay), a.decay_w = c.up(w);
           a.scale = scale;
           if (!c.ran(c.table().delta_rule(c.handle(), &a))) return;
@@ -327,7 +377,8 @@ void columns_on_device(KernelBench& b, OnDevice* device) {
         for (int64_t t = 0; t < rows; t++)
           for (size_t i = 0; i < all.size(); i++)
             for (int64_t n = 0; n < count; n++)
-              std::copy_n(&x[i][size_t(t * all[i].x_columns + all[i].from + n * stride)], width, &want[size_t(t * columns + all[i].to + n * width)]);
+              std::copy_n(&x[i][size_t(t * all[i].x_columns + all[i].from + n * stride)], width,
+                          &want[size_t(t * columns + all[i].to + n * width)]);
         std::vector<float> got = want;
         if (device) {
           DeviceCall c(*device, "columns");
